@@ -1,0 +1,1 @@
+"""The command line: one module per subcommand, named `<subcommand>_.py`."""

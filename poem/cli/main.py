@@ -1,0 +1,60 @@
+"""The `poem` command: subcommands by name, errors as text, exit codes 0 (agree), 1 (differ), 2 (cannot run)."""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from poem.errors import PoemError
+
+# A subcommand is a module of this package with `add_arguments(parser)` and `run(arguments) -> exit code`.
+SUBCOMMANDS = {
+    "check": "compare a model with its golden or with the original",
+    "trace": "print the graph of a deployment",
+    "import": "turn a checkpoint into a .zt file",
+    "run": "generate text",
+    "inspect": "list the tensors of a checkpoint or .zt file",
+    "verify": "check the digests of a .zt file",
+    "ops": "list the ops, or explain one",
+    "dtypes": "list the dtypes, or explain one",
+    "models": "list the packages and deployments found",
+    "new": "write a package to start from",
+    "bench": "measure speed or quality",
+}
+CANNOT_RUN = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code. A user's mistake is printed, never raised."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in argv if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(prog="poem", description="Models as short files: check, import, run.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    module = None
+    for command, summary in SUBCOMMANDS.items():
+        subparser = commands.add_parser(command, help=summary, description=summary)
+        if command == name:  # only the module that runs is imported: start-up time is part of the product
+            module = importlib.import_module(f"poem.cli.{command}_")
+            module.add_arguments(subparser)
+    arguments = parser.parse_args(argv)
+    assert module is not None
+    try:
+        return module.run(arguments)
+    except PoemError as error:
+        if getattr(arguments, "json", False):
+            print(json.dumps({"error": error.as_json()}, indent=2))
+        print(error.render(), file=sys.stderr)
+        return CANNOT_RUN
+    except KeyboardInterrupt:
+        print(f"poem {name}: interrupted; nothing was left half-written", file=sys.stderr)
+        return CANNOT_RUN
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CANNOT_RUN
+
+
+def check() -> int:
+    """`poem-check ...` is `poem check ...`."""
+    return main(["check", *sys.argv[1:]])

@@ -1,0 +1,1 @@
+"""ops.attn: attention over paged caches."""

@@ -1,0 +1,1 @@
+"""ops.elemwise: row-local arithmetic, norms and rotary embeddings."""

@@ -1,0 +1,1 @@
+"""ops.gather: moving rows and columns."""

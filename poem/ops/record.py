@@ -1,0 +1,204 @@
+"""One record per op, made from one annotated Python function: its type rule.
+
+    @op("linear")
+    def matmul(x: Activation, w: AnyWeight, out: DtypeWord | None = None) -> ValueType:
+        '''What it computes, in a line.
+
+        Shapes: ...
+        Formula: ...
+        Rounding: ...
+        Rules:
+            1. ...
+        For: ...
+        Public: ...
+        '''
+        check(w.shape[-1] == x.width, 1, "w", f"is {w} but x is {x.width} wide")
+        return result(x, width=w.shape[0], dtype=out)
+
+The signature gives parameters, defaults and kinds; the docstring gives the documentation; the body is
+the type rule. Everything else (Starlark builtins, argument errors, `poem ops`, docs pages, completeness
+tests) is derived from the record.
+"""
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from poem.dtypes import FLOATS, Dtype
+from poem.graph import ValueType
+from poem.ops.operands import CacheHandle, Inputs, Scaling, Value, Weight
+
+INT_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What one parameter takes.
+
+    word: the word of the language used in messages ("value", "weight", "count", ...).
+    operand: True for things a node refers to, False for attributes.
+    dtypes: allowed dtype words for values and weights; () allows any.
+    many: a list of them.
+    choices: for words.
+    """
+
+    word: str
+    operand: bool = False
+    dtypes: tuple[str, ...] = ()
+    many: bool = False
+    choices: tuple[str, ...] = ()
+
+
+# Values and handles. Ops receive `Value`, `Weight`, `CacheHandle` and `Inputs` objects.
+AnyValue = Annotated[Value, Kind("value", True)]
+Activation = Annotated[Value, Kind("value", True, FLOATS)]
+F32Value = Annotated[Value, Kind("value", True, ("f32",))]
+Ids = Annotated[Value, Kind("value", True, ("i32",))]
+Bytes = Annotated[Value, Kind("value", True, ("u8",))]
+Values = Annotated[Sequence[Value], Kind("value", True, many=True)]
+Activations = Annotated[Sequence[Value], Kind("value", True, FLOATS, many=True)]
+IdLists = Annotated[Sequence[Value], Kind("value", True, ("i32",), many=True)]
+Mask = Annotated[Value, Kind("mask", True)]
+Plan = Annotated[Value, Kind("plan", True)]
+FloatWeight = Annotated[Weight, Kind("weight", True, FLOATS)]
+AnyWeight = Annotated[Weight, Kind("weight", True)]  # floats and quantised
+IntWeight = Annotated[Weight, Kind("weight", True, ("i32", "i64"))]
+ValueOrWeight = Annotated[Value | Weight, Kind("value or weight", True, FLOATS)]
+KvCache = Annotated[CacheHandle, Kind("cache", True)]
+State = Annotated[CacheHandle, Kind("state", True)]
+InputsHandle = Annotated[Inputs, Kind("inputs", True)]
+
+# Attributes.
+Count = Annotated[int, Kind("count")]
+Number = Annotated[float, Kind("number")]
+Flag = Annotated[bool, Kind("flag")]
+Counts = Annotated[Sequence[int], Kind("count", many=True)]
+Integers = Annotated[Sequence[int], Kind("integer", many=True)]
+Numbers = Annotated[Sequence[float], Kind("number", many=True)]
+DtypeWord = Annotated[Dtype, Kind("dtype")]
+RopeScaling = Annotated[Scaling, Kind("scaling")]
+# A word with choices is annotated `Literal["silu", "gelu"]`; an attribute of a kind that one op alone knows may be
+# `Annotated[T, Kind(...)]` in that op's module.
+
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an op. `optional`: None is accepted."""
+
+    name: str
+    kind: Kind
+    default: Any
+    optional: bool
+
+    def __str__(self) -> str:
+        if self.default is REQUIRED:
+            return self.name
+        return f"{self.name}={self.default!r}" if isinstance(self.default, str) else f"{self.name}={self.default}"
+
+
+class OpRefusal(Exception):
+    """Raised by a type rule; the tracer adds op, place and phase."""
+
+    def __init__(self, code: str, parameter: str, message: str, expected: str = "", found: str = "", hint: str = "", rule: int = 0):
+        super().__init__(message)
+        self.code, self.parameter, self.message = code, parameter, message
+        self.expected, self.found, self.hint, self.rule = expected, found, hint, rule
+
+
+def check(
+    holds: bool,
+    rule: int,
+    parameter: str,
+    message: str,
+    *,
+    code: str = "forward.shape",
+    expected: str = "",
+    found: str = "",
+    hint: str = "",
+) -> None:
+    """Refuse the call unless `holds`, quoting the numbered rule of the op's docstring."""
+    if not holds:
+        raise OpRefusal(code, parameter, message, expected, found, hint, rule)
+
+
+@dataclass(frozen=True)
+class Op:
+    """The record of one op.
+
+    effect: "" for a pure function; "cache" if it writes a kv row; "state" if it reads and writes a slab.
+        Ops with an effect keep program order and are never dropped.
+    """
+
+    namespace: str
+    name: str
+    rule: Callable[..., Any]
+    effect: str
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}.{self.name}"
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(_parameter(p) for p in inspect.signature(self.rule).parameters.values())
+
+    def signature(self) -> str:
+        """`ops.linear.matmul(x, w, out=None)`."""
+        return f"ops.{self.full_name}({', '.join(map(str, self.parameters))})"
+
+    @cached_property
+    def documentation(self) -> dict[str, str]:
+        """The docstring by section: "" is the summary; Shapes, Formula, Rounding, Rules, Edge, For, Public."""
+        sections: dict[str, str] = {}
+        current, lines = "", []
+        for line in inspect.getdoc(self.rule).splitlines():  # type: ignore[union-attr]
+            match = re.match(r"(Shapes|Formula|Rounding|Rules|Edge|For|Public):(.*)", line)
+            if match:
+                sections[current] = inspect.cleandoc("\n".join(lines))
+                current, lines = match[1], [match[2].strip()] if match[2].strip() else []
+            else:
+                lines.append(line)
+        sections[current] = inspect.cleandoc("\n".join(lines))
+        return sections
+
+
+def _parameter(parameter: inspect.Parameter) -> Parameter:
+    annotation, optional = parameter.annotation, False
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = [m for m in typing.get_args(annotation) if m is not type(None)]
+        optional, annotation = True, members[0]
+    if typing.get_origin(annotation) is Literal:
+        kind = Kind("word", choices=typing.get_args(annotation))
+    else:
+        kind = typing.get_args(annotation)[1]
+    return Parameter(parameter.name, kind, parameter.default, optional)
+
+
+REGISTRY: dict[str, Op] = {}
+
+
+def op(namespace: str, effect: Literal["", "cache", "state"] = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated type rule as `namespace.<its name>` (a trailing `_` is dropped)."""
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        name = rule.__name__.rstrip("_")
+        REGISTRY[f"{namespace}.{name}"] = Op(namespace, name, rule, effect)
+        return rule
+
+    return register
+
+
+def result(like: Value, *, rows: str | int | None = None, width: int | None = None, dtype: Dtype | str | None = None) -> ValueType:
+    """A result type: `like`'s, with the parts given replaced."""
+    return ValueType(
+        like.rows if rows is None else rows,
+        like.width if width is None else width,
+        str(like.dtype if dtype is None else dtype),
+    )
