@@ -4,7 +4,6 @@ It knows nothing of Starlark: the language calls it with Python operands, and te
 """
 
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,17 +13,11 @@ from poem.graph import Attribute, Cache, Fold, Graph, Input, Node, Operand, Outp
 from poem.graph import Value as GraphValue
 from poem.ops import REGISTRY, SPELLINGS
 from poem.ops.operands import CacheHandle, Inputs, Scaling, Value, Weight
-from poem.ops.record import INT_LIMIT, REQUIRED, Kind, Op, OpRefusal, Parameter
+from poem.ops.record import INT_LIMIT, REQUIRED, Kind, Op, OpRefusal, Parameter, round_to_single
 from poem.suggest import did_you_mean
 
 MAXIMUM_NODES = 500_000
 Where = tuple[Frame, ...]
-_SINGLE = struct.Struct("<f")
-
-
-def round_to_single(number: float) -> float:
-    """The nearest IEEE binary32, as a Python float. OverflowError when it would be infinite."""
-    return _SINGLE.unpack(_SINGLE.pack(number))[0]
 
 
 def kind_word(item: Any) -> str:
@@ -213,7 +206,7 @@ class Tracer:
     def _operand(self, op: Op, parameter: Parameter, given: Any, where: Where) -> Operand:
         if given is None:
             return None
-        if parameter.kind.many:
+        if parameter.kind.many and not (parameter.kind.alone and isinstance(given, Value)):
             if not isinstance(given, (list, tuple)):
                 raise self._wrong_kind(op, parameter, given, where)
             return [self._reference(op, parameter, item, where) for item in given]
@@ -232,7 +225,7 @@ class Tracer:
                     "forward.unreachable-weight", f"ops.{op.full_name}: {parameter.name} is a weight that layout did not return", where,
                     found=f"made at {made.file}:{made.line}", hint="put it in the struct that layout returns",
                 )
-            if kind.dtypes and given.dtype.name not in kind.dtypes:
+            if not kind.takes(given.dtype):
                 raise self._wrong_dtype(op, parameter, f"a weight of {given.dtype}", where)
             return Ref("param", param.id)
         if isinstance(given, Inputs):
@@ -241,14 +234,14 @@ class Tracer:
             raise self.error("forward.foreign-value", f"ops.{op.full_name}: {parameter.name} belongs to another trace", where)
         if isinstance(given, CacheHandle):
             return Ref("cache", given.cache.id)
-        if kind.dtypes and given.kind == "tensor" and given.dtype.name not in kind.dtypes:
+        if given.kind == "tensor" and not kind.takes(given.dtype):
             raise self._wrong_dtype(op, parameter, str(given), where)
         return Ref("value", given.id)
 
     def _wrong_dtype(self, op: Op, parameter: Parameter, found: str, where: Where) -> PackageError:
         return self.error(
             "forward.dtype", f"ops.{op.full_name}: {parameter.name} has a dtype that this op does not take", where,
-            expected=" or ".join(parameter.kind.dtypes), found=found,
+            expected=parameter.kind.dtype_words(), found=found,
         )
 
     def _attribute(self, op: Op, parameter: Parameter, given: Any, where: Where) -> Any:
@@ -266,8 +259,8 @@ class Tracer:
         if word in ("count", "integer"):
             if isinstance(given, bool) or not isinstance(given, int):
                 raise self._wrong_kind(op, parameter, given, where)
-            if word == "count" and not 0 <= given < INT_LIMIT:
-                raise self._bad_value(op, parameter, "an int >= 0 below 2**31", given, where)
+            if word == "count" and not kind.least <= given < INT_LIMIT:
+                raise self._bad_value(op, parameter, f"an int >= {kind.least} below 2**31", given, where)
             return given
         if word == "number":
             if isinstance(given, bool) or not isinstance(given, (int, float)):

@@ -1,6 +1,6 @@
-"""The op registry: every op is declared once, in the module of its namespace."""
+"""The op registry: every op is declared once, in the module of its namespace or of its idea."""
 
-from poem.ops import attn, elemwise, gather, linear
+from poem.ops import attn, elemwise, gather, linear, norms, rotary, sampling  # noqa: F401  (importing registers)
 from poem.ops.record import REGISTRY, Op, Parameter
 from poem.ops.spellings import SPELLINGS
 

@@ -1,30 +1,142 @@
-"""ops.linear: matrix products, gated units and expert routing."""
+"""ops.linear: matrix products and gated units. Expert routing and products are in mixture.py."""
+
+from typing import Literal
 
 from poem.graph import ValueType
-from poem.ops.record import Activation, AnyWeight, Count, DtypeWord, check, op, result
+from poem.ops.checks import has_rank, has_shape, has_width, holds, like, on_axis, refuse, width_divides
+from poem.ops.record import Activation, AnyValue, AnyWeight, Count, DtypeWord, Ids, Number, check, op, result
 
 
 @op("linear")
 def matmul(x: Activation, w: AnyWeight, out: DtypeWord | None = None) -> ValueType:
     """Matrix product with a weight, without bias.
 
-    Shapes: x [N, K], w [M, K] -> y [N, M], of x's dtype or f32
+    Shapes: x [N, K] on any axis, w [M, K] -> y [N, M], of x's dtype or f32
     Formula: y[n, m] = sum_k x[n, k] * w[m, k]
-    Rounding: once, when y is stored
+        With an a8 weight each row of x is first cut into runs of 128 columns (the last may be short) and replaced by
+        q*s: s = max|x| / 448 over the run (1 if that is 0), q = e4m3(x/s), to nearest even, saturating at +-448.
+    Rounding: once, when y is stored. With an a8 weight the exact products of codes are summed in f32 inside a run,
+        multiplied by s_x * s_w, and the runs are summed in f32.
     Rules:
         1. w is a matrix.
         2. w.shape[1] == x.width.
         3. out is None or f32.
-    For: every family
-    Public: `nn.Linear(bias=False)`
+    For: every family; `out = dtype.f32` for router logits, which in bf16 tie where float32 models have no ties
+    Public: `nn.Linear(bias=False)`. A Linear with a bias rounds once in torch, twice here (matmul, then add_bias).
     """
-    check(len(w.shape) == 2, 1, "w", f"is {w}, not a matrix")
-    check(w.shape[1] == x.width, 2, "w", f"is {list(w.shape)} but x is {x.width} wide")
-    check(out is None or out.name == "f32", 3, "out", f"is {out}", code="forward.bad-attribute", expected="None or f32")
+    has_rank(w, 2, 1, "w")
+    check(w.shape[1] == x.width, 2, "w", f"is {list(w.shape)} but x is {x.width} wide", expected=f"[M, {x.width}]", found=str(w.shape))
+    holds(out is None or out.name == "f32", 3, "out", "None or f32", out)
     return result(x, width=w.shape[0], dtype=out)
 
 
 @op("linear")
-def glu(x: Activation, inter: Count) -> ValueType:
-    """(to be completed)"""
+def lm_head(x: Activation, w: AnyWeight, out: DtypeWord | None = None) -> ValueType:
+    """The product with the vocabulary matrix: logits. An op of its own so that ranks may cut the vocabulary.
+
+    Shapes: x [O, K] on any axis, w [V, K], often the embedding itself -> logits [O, V], of x's dtype or f32
+    Formula: logits[o, v] = sum_k x[o, k] * w[v, k]
+        An a8 weight replaces x by its activation codes as in matmul: runs of 128 columns, s = max|x| / 448 (1 if 0),
+        q = e4m3(x/s), and q*s in place of x.
+    Rounding: once, when the logits are stored
+    Rules:
+        1. w is a matrix.
+        2. w.shape[1] == x.width.
+        3. out is None or f32.
+    Edge: no readouts, no rows
+    For: every text family
+    Public: `lm_head` of transformers' `*ForCausalLM`, many of which turn logits to float32 afterwards
+    """
+    has_rank(w, 2, 1, "w")
+    check(w.shape[1] == x.width, 2, "w", f"is {list(w.shape)} but x is {x.width} wide", expected=f"[V, {x.width}]", found=str(w.shape))
+    holds(out is None or out.name == "f32", 3, "out", "None or f32", out)
+    return result(x, width=w.shape[0], dtype=out)
+
+
+@op("linear")
+def group_routes(x: AnyValue, groups: Count) -> ValueType:
+    """The routes of a block-diagonal product: every row visits every group.
+
+    Shapes: x [N, any], of which only the axis is used -> routes i32 [N, groups]
+    Formula: routes[n, g] = g
+    Rounding: none
+    For: operand of matmul_grouped
+    """
+    return result(x, width=groups, dtype="i32")
+
+
+@op("linear")
+def matmul_grouped(x: Activation, w: AnyWeight, routes: Ids, groups: Count) -> ValueType:
+    """Block-diagonal matrix product: each group of columns has its own matrix.
+
+    Shapes: x [N, G*K] on any axis, w [G*M, K], routes of group_routes, G = groups -> y [N, G*M], x's dtype
+    Formula: y[n, g*M + j] = sum_k x[n, g*K + k] * w[g*M + j, k]
+        An a8 weight replaces x by its activation codes as in matmul; runs of 128 columns start afresh at each group.
+    Rounding: once, when y is stored
+    Rules:
+        1. routes come from group_routes with the same number of groups, on x's axis.
+        2. groups divides x.width and w.shape[0].
+        3. w is a matrix with w.shape[1] == x.width / groups.
+    For: deepseek_v4 (first output projection), draft heads of qwen_4 and deepseek_v4
+    Public: transformers' `DeepseekV4GroupedLinear`
+    """
+    made = routes.made_by
+    if made is None or made.op != "linear.group_routes" or made.attributes["groups"] != groups:
+        wanted = f"group_routes(x, {groups})"
+        refuse(1, "routes", f"were not made by {wanted}", code="forward.bad-attribute", expected=wanted)
+    on_axis(routes, x.rows, 1, "routes")
+    width_divides(x, groups, 2, "x")
+    has_rank(w, 2, 3, "w")
+    check(w.shape[0] % groups == 0, 2, "w", f"has {w.shape[0]} rows, no multiple of {groups}", found=str(w))
+    has_shape(w, (w.shape[0], x.width // groups), 3, "w")
+    return result(x, width=w.shape[0])
+
+
+@op("linear")
+def glu(
+    x: Activation,
+    inter: Count,
+    act: Literal["silu", "gelu_tanh", "gelu", "situ"] = "silu",
+    up: Activation | None = None,
+    limit: Number | None = None,
+    alpha: Number | None = None,
+    beta: Number | None = None,
+    up_cap: Number | None = None,
+) -> ValueType:
+    """Gated unit: an activated gate times the up projection.
+
+    Shapes: without up: x [N, 2*inter], the gate g in columns 0 .. inter-1, the up projection u in the rest (halves,
+        never interleaved). With up: x is the gate [N, inter] and up is [N, inter], of x's dtype or f32.
+        Any axis -> y [N, inter], x's dtype
+    Formula: limit L first: g = fmin(g, L), u = fmin(fmax(u, -L), L). Then
+        alpha given:  y = (u + 1) * g * sigma(alpha * g)
+        silu:         y = g * sigma(g) * u
+        gelu_tanh:    y = 0.5 g (1 + tanh(0.7978845608028654 (g + 0.044715 g^3))) * u
+        gelu:         y = 0.5 g (1 + erf(g / sqrt 2)) * u
+        situ:         y = beta * tanh(g / beta) * sigma(g) * u', u' = up_cap * tanh(u / up_cap), or u without up_cap
+        where sigma(z) = 1 / (1 + e^-z)
+    Rounding: once, when y is stored
+    Rules:
+        1. x is 2*inter wide, or inter with up.
+        2. up is [N, inter] on x's axis, of x's dtype or f32.
+        3. alpha goes with act silu.
+        4. beta is given exactly with act situ, and is not 0.
+        5. up_cap goes with act situ, and is > 0.
+        6. limit > 0.
+    Edge: with a limit a NaN gate becomes L and a NaN up becomes -L; without one NaN propagates
+    For: silu llama_3, qwen_*, muse_glimmer, minimax_h3, flux_2, z_image, hunyuan; gelu_tanh gemma_4 and umT5 in wan_2; limit
+        deepseek_v4, glm_5_next; limit and alpha gpt_oss (7, 1.702), minimax_m3; situ kimi_k3
+    Public: transformers' `LlamaMLP`, `GemmaMLP`, `T5DenseGatedActDense`, `DeepseekV4MLP`; `GptOssExperts`, whose checkpoint
+        interleaves gate and up (de-interleave at import); situ is `Inkling2SoftcappedSwiGLU`. torch.clamp lets NaN through.
+    """
+    has_width(x, inter if up else 2 * inter, 1, "x")
+    if up is not None:
+        like(up, x, 2, "up", or_f32=True)
+    holds(alpha is None or act == "silu", 3, "alpha", "None unless act is silu", alpha)
+    if act == "situ":
+        holds(beta is not None and beta != 0, 4, "beta", "a number other than 0 with act situ", beta)
+    else:
+        holds(beta is None, 4, "beta", "None unless act is situ", beta)
+    holds(up_cap is None or (act == "situ" and up_cap > 0), 5, "up_cap", "None, or > 0 with act situ", up_cap)
+    holds(limit is None or limit > 0, 6, "limit", "greater than 0", limit)
     return result(x, width=inter)

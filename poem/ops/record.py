@@ -22,6 +22,7 @@ tests) is derived from the record.
 
 import inspect
 import re
+import struct
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -34,6 +35,12 @@ from poem.graph import ValueType
 from poem.ops.operands import CacheHandle, Inputs, Scaling, Value, Weight
 
 INT_LIMIT = 2**31
+_SINGLE = struct.Struct("<f")
+
+
+def round_to_single(number: float) -> float:
+    """The nearest IEEE binary32, as a Python float. OverflowError when it would be infinite."""
+    return _SINGLE.unpack(_SINGLE.pack(number))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +50,29 @@ class Kind:
     word: the word of the language used in messages ("value", "weight", "count", ...).
     operand: True for things a node refers to, False for attributes.
     dtypes: allowed dtype words for values and weights; () allows any.
-    many: a list of them.
+    quantised: quantised weights are allowed beside `dtypes`.
+    many: a list of them. alone: one of them without a list is accepted too.
     choices: for words.
+    least: for counts.
     """
 
     word: str
     operand: bool = False
     dtypes: tuple[str, ...] = ()
+    quantised: bool = False
     many: bool = False
+    alone: bool = False
     choices: tuple[str, ...] = ()
+    least: int = 1
+
+    def takes(self, dtype: Dtype) -> bool:
+        """Whether a value or weight of that dtype is accepted."""
+        return not self.dtypes or dtype.name in self.dtypes or (self.quantised and dtype.is_quantised)
+
+    def dtype_words(self) -> str:
+        """The accepted dtypes, for messages: `f32, f16 or bf16`."""
+        words = [*self.dtypes, *(["a quantised dtype"] if self.quantised else [])]
+        return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "any dtype"
 
 
 # Values and handles. Ops receive `Value`, `Weight`, `CacheHandle` and `Inputs` objects.
@@ -62,22 +83,26 @@ Ids = Annotated[Value, Kind("value", True, ("i32",))]
 Bytes = Annotated[Value, Kind("value", True, ("u8",))]
 Values = Annotated[Sequence[Value], Kind("value", True, many=True)]
 Activations = Annotated[Sequence[Value], Kind("value", True, FLOATS, many=True)]
+ActivationOrActivations = Annotated[Value | Sequence[Value], Kind("value", True, FLOATS, many=True, alone=True)]
 IdLists = Annotated[Sequence[Value], Kind("value", True, ("i32",), many=True)]
 Mask = Annotated[Value, Kind("mask", True)]
 Plan = Annotated[Value, Kind("plan", True)]
 FloatWeight = Annotated[Weight, Kind("weight", True, FLOATS)]
-AnyWeight = Annotated[Weight, Kind("weight", True)]  # floats and quantised
+AnyWeight = Annotated[Weight, Kind("weight", True, FLOATS, quantised=True)]
 IntWeight = Annotated[Weight, Kind("weight", True, ("i32", "i64"))]
+I32Weight = Annotated[Weight, Kind("weight", True, ("i32",))]
 ValueOrWeight = Annotated[Value | Weight, Kind("value or weight", True, FLOATS)]
 KvCache = Annotated[CacheHandle, Kind("cache", True)]
 State = Annotated[CacheHandle, Kind("state", True)]
 InputsHandle = Annotated[Inputs, Kind("inputs", True)]
 
-# Attributes.
+# Attributes. Sizes, head counts and widths are `Count`: 0 is refused. `Index` counts from 0.
 Count = Annotated[int, Kind("count")]
+Index = Annotated[int, Kind("count", least=0)]
 Number = Annotated[float, Kind("number")]
 Flag = Annotated[bool, Kind("flag")]
 Counts = Annotated[Sequence[int], Kind("count", many=True)]
+Indices = Annotated[Sequence[int], Kind("count", many=True, least=0)]
 Integers = Annotated[Sequence[int], Kind("integer", many=True)]
 Numbers = Annotated[Sequence[float], Kind("number", many=True)]
 DtypeWord = Annotated[Dtype, Kind("dtype")]
@@ -103,11 +128,11 @@ class Parameter:
         return f"{self.name}={self.default!r}" if isinstance(self.default, str) else f"{self.name}={self.default}"
 
 
-class OpRefusal(Exception):
-    """Raised by a type rule; the tracer adds op, place and phase."""
+class OpRefusal(ValueError):
+    """Raised by a type rule, or by a function that makes an attribute value; the caller adds op, place and phase."""
 
     def __init__(self, code: str, parameter: str, message: str, expected: str = "", found: str = "", hint: str = "", rule: int = 0):
-        super().__init__(message)
+        super().__init__(f"{parameter} {message}")
         self.code, self.parameter, self.message = code, parameter, message
         self.expected, self.found, self.hint, self.rule = expected, found, hint, rule
 
@@ -133,13 +158,17 @@ class Op:
     """The record of one op.
 
     effect: "" for a pure function; "cache" if it writes a kv row; "state" if it reads and writes a slab.
-        Ops with an effect keep program order and are never dropped.
+        Calls that are handed what the op writes keep program order and are never dropped.
+    extension: the op is not in the published list of Poem's ops; it is as binding as a listed one.
+    same_as: the name of the op that this one is a second name of, or "".
     """
 
     namespace: str
     name: str
     rule: Callable[..., Any]
-    effect: str
+    effect: str = ""
+    extension: bool = False
+    same_as: str = ""
 
     @property
     def full_name(self) -> str:
@@ -157,7 +186,8 @@ class Op:
     def documentation(self) -> dict[str, str]:
         """The docstring by section: "" is the summary; Shapes, Formula, Rounding, Rules, Edge, For, Public."""
         sections: dict[str, str] = {}
-        current, lines = "", []
+        current = ""
+        lines: list[str] = []
         for line in inspect.getdoc(self.rule).splitlines():  # type: ignore[union-attr]
             match = re.match(r"(Shapes|Formula|Rounding|Rules|Edge|For|Public):(.*)", line)
             if match:
@@ -174,22 +204,24 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [m for m in typing.get_args(annotation) if m is not type(None)]
         optional, annotation = True, members[0]
-    if typing.get_origin(annotation) is Literal:
-        kind = Kind("word", choices=typing.get_args(annotation))
-    else:
-        kind = typing.get_args(annotation)[1]
+    members = typing.get_args(annotation)
+    kind = Kind("word", choices=members) if typing.get_origin(annotation) is Literal else members[1]
     return Parameter(parameter.name, kind, parameter.default, optional)
 
 
 REGISTRY: dict[str, Op] = {}
 
 
-def op(namespace: str, effect: Literal["", "cache", "state"] = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated type rule as `namespace.<its name>` (a trailing `_` is dropped)."""
+def op(
+    namespace: str, effect: Literal["", "cache", "state"] = "", *, extension: bool = False, also: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated type rule as `namespace.<its name>` (a trailing `_` is dropped), and under the names `also`."""
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         name = rule.__name__.rstrip("_")
-        REGISTRY[f"{namespace}.{name}"] = Op(namespace, name, rule, effect)
+        REGISTRY[f"{namespace}.{name}"] = Op(namespace, name, rule, effect, extension)
+        for second in also:
+            REGISTRY[f"{namespace}.{second}"] = Op(namespace, second, rule, effect, extension, same_as=name)
         return rule
 
     return register
