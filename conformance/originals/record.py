@@ -1,5 +1,6 @@
 """Run the original class of a checkpoint in float32 and keep what localising a divergence needs."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 # torch and transformers (extra `oracles`) are heavy: imported where a model is run.
+
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # what classes and versions call the same thing
 
 
 def record_original(checkpoint_dir: Path, input_ids: np.ndarray, *, greedy: int = 8) -> dict[str, np.ndarray]:
@@ -115,10 +118,15 @@ def _decode(model: Any, prompt: Any, count: int) -> tuple[np.ndarray, np.ndarray
     """`count` greedy tokens after the prompt, one at a time: ids [tokens + count] and logits [count, vocab]."""
     import torch
 
-    ids, feed, cache, logits = prompt, prompt, None, []
+    ids, feed, logits = prompt, prompt, []
+    cache: dict[str, Any] = {}
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     for _ in range(count):
-        out = model(input_ids=feed, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        # Stated, because the cache of a hybrid model does not always count its rows.
+        positions = torch.arange(ids.shape[1] - feed.shape[1], ids.shape[1])[None]
+        out = model(input_ids=feed, use_cache=True, **cache, **({"position_ids": positions} if takes_positions else {}))
+        name = next(name for name in CACHE_NAMES if getattr(out, name, None) is not None)
+        cache = {name: getattr(out, name)}
         logits.append(out.logits[0, -1].float())
         feed = logits[-1].argmax().view(1, 1)
         ids = torch.cat([ids, feed], dim=1)
