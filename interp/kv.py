@@ -1,0 +1,128 @@
+"""Memory between passes: paged cache rows and state slabs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from interp.numeric import Numeric
+from poem.batch import Geometry, Pages
+from poem.dtypes import leaves
+from poem.dtypes.tensor import STORAGE
+from poem.graph import Cache
+
+
+class KvRow:
+    """One row of a kv space: for each token one cell of each plane, in pages `[page, offset, width]`.
+
+    Native mode stores the dtype of the space (the fast setting keeps the same values as float32, so that reading needs no
+    decoding); exact mode stores float64, cast like the space's dtype only with `casts`. Reading gives `code * scale`.
+    scales: one number a plane.
+    """
+
+    def __init__(self, cache: Cache, dtype: str, page_size: int, numeric: Numeric, scales: Sequence[float] | None = None) -> None:
+        self.cache, self.dtype, self.page_size = cache, dtype, page_size
+        self._numeric = numeric
+        self._scales = tuple(np.float32(scale) for scale in scales or (1.0,) * len(cache.planes))
+        self._decoded = numeric.exact or numeric.fast
+        stored = np.dtype(numeric.real) if self._decoded else STORAGE[dtype]
+        self.planes = [np.zeros((0, page_size, width), stored) for width in cache.planes]
+        self.written = np.zeros((0, page_size), np.bool_)
+
+    def reserve(self, page_count: int) -> None:
+        """Room for pages 0 .. page_count - 1; grows by half, so that adding pages one by one stays cheap."""
+        have = len(self.written)
+        if have >= page_count:
+            return
+        more = max(page_count - have, have // 2)
+        self.planes = [np.concatenate([plane, np.zeros((more, *plane.shape[1:]), plane.dtype)]) for plane in self.planes]
+        self.written = np.concatenate([self.written, np.zeros((more, self.page_size), np.bool_)])
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """The cells of these pages are void: they count as never written."""
+        self.written[pages] = False
+        for plane in self.planes:
+            plane[pages] = 0
+
+    def append(self, pages: np.ndarray, offsets: np.ndarray, values: Sequence[np.ndarray]) -> None:
+        """Store row t of `values`, one [N, width] array a plane, at cell (pages[t], offsets[t])."""
+        for plane, value, scale in zip(self.planes, values, self._scales, strict=True):
+            plane[pages, offsets] = self._stored(value, scale)
+        self.written[pages, offsets] = True
+
+    def read(self, pages: Pages, lane: int, first: int, stop: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Cells first .. stop - 1 of a lane: one [cells, width] array of `real` a plane, and bool [cells], which were written.
+
+        `first` is a multiple of the page size. Cells of dropped pages count as not written.
+        """
+        size = self.page_size
+        indices = pages.of_lane(lane)[first // size : -(-stop // size)]
+        count = stop - first
+        start = int(indices[0]) if len(indices) else 0
+        if start >= 0 and len(indices) == int(indices[-1]) - start + 1 and (np.diff(indices) == 1).all():
+            taken: slice | np.ndarray = slice(start, start + len(indices))
+        else:
+            taken = indices
+        written = self.written[taken].reshape(-1)[:count]
+        if isinstance(taken, np.ndarray):
+            written = written & np.repeat(taken >= 0, size)[:count]
+        values = []
+        for plane, scale in zip(self.planes, self._scales, strict=True):
+            cells = plane[taken].reshape(-1, plane.shape[2])[:count]
+            values.append(cells if self._decoded else self._read(cells, scale))
+        return values, written
+
+    def _stored(self, value: np.ndarray, scale: np.float32) -> np.ndarray:
+        """`value` as the planes hold it."""
+        if not self._numeric.casts:
+            return value
+        value = value.astype(np.float32, copy=False)
+        if self.dtype in ("e4m3", "e5m2") and scale != 1:
+            value = value / scale
+        codes = leaves.encode(value, self.dtype)
+        return self._read(codes, scale) if self._decoded else codes
+
+    def _read(self, codes: np.ndarray, scale: np.float32) -> np.ndarray:
+        value = leaves.decode(codes, self.dtype, np.float32)
+        if self.dtype in ("e4m3", "e5m2") and scale != 1:
+            value = value * scale
+        return value.astype(self._numeric.real, copy=False)
+
+
+class StateSlab:
+    """One state: a block of a fixed shape for each sequence, zero when the sequence starts.
+
+    What a pass writes is seen by later ops of the pass, and becomes lasting when the pass has run to its end.
+    """
+
+    def __init__(self, cache: Cache, numeric: Numeric) -> None:
+        self.cache = cache
+        self._numeric = numeric
+        self._lasting: dict[int, np.ndarray] = {}
+        self._pending: dict[int, np.ndarray] = {}
+
+    def read(self, geometry: Geometry) -> np.ndarray:
+        """The slabs of the pass's lanes: `[lanes, *slab]` of `real`, a copy."""
+        zero = np.zeros(self.cache.slab, self._numeric.real)
+        slabs = [self._pending.get(name, self._lasting.get(name, zero)) for name in geometry.sequences]
+        return np.array(slabs, self._numeric.real).reshape(len(slabs), *self.cache.slab)
+
+    def write(self, geometry: Geometry, slabs: np.ndarray) -> None:
+        """Store `[lanes, *slab]`: the slab of each lane after its first `commit_len` rows, rounded once to the state's dtype.
+
+        Lanes that commit no rows keep their slab whatever is given for them.
+        """
+        if self._numeric.casts:
+            slabs = self._numeric.cast(slabs, self.cache.dtype)
+        for name, slab, commit in zip(geometry.sequences, slabs, geometry.commit_len.tolist(), strict=True):
+            if commit:
+                self._pending[name] = slab
+
+    def settle(self, keep: bool) -> None:
+        """End of a pass: what it wrote lasts, or is forgotten."""
+        if keep:
+            self._lasting.update(self._pending)
+        self._pending.clear()
+
+    def remove(self, sequence: int) -> None:
+        """A sequence leaves."""
+        self._lasting.pop(sequence, None)

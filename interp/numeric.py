@@ -1,0 +1,82 @@
+"""The numeric context: what one op function needs to serve both modes and both settings.
+
+Modes. Native: float arrays are float32 holding values already rounded to their dtype; an op computes in float32 and its
+results are rounded once, by the session. Exact: float64, and nothing is rounded, except, with `casts`, what belongs to
+the meaning of a dtype (activation codes of an a8 weight, cells of a cache, state slabs).
+
+Settings. Reference: the result of a row is bitwise the same whatever other rows are in the pass. Fast: products may use
+quicker BLAS calls that differ in the last bits of float32.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from poem.dtypes.tensor import STORAGE
+
+Mode = Literal["native", "exact"]
+Setting = Literal["reference", "fast"]
+
+# A BLAS may sum a row in another order when there are more rows, or when the row is at another place. Products of tiles of
+# one fixed size, the last one padded, leave only the place; the first of these sizes whose places agree is taken.
+ROW_TILES = (16, 8, 4, 2)
+
+
+class Numeric:
+    """Mode, setting and casts, and the arithmetic that depends on them.
+
+    real: np.float32 or np.float64, the type of every float array. exact, fast, casts: what the session was made with.
+    """
+
+    __slots__ = ("_tiles", "casts", "exact", "fast", "real")
+
+    def __init__(self, mode: Mode = "native", setting: Setting = "reference", casts: bool = False) -> None:
+        self.exact = mode == "exact"
+        self.fast = setting == "fast"
+        self.casts = casts or not self.exact
+        self.real: type = np.float64 if self.exact else np.float32
+        self._tiles: dict[tuple[int, int], int] = {}
+
+    def round(self, array: np.ndarray, word: str) -> np.ndarray:
+        """`array` as an op stores it in a value of dtype `word`: rounded to nearest even. Exact mode rounds nothing."""
+        if self.exact:
+            return array.astype(np.float64, copy=False)
+        return self.cast(array, word)
+
+    def cast(self, array: np.ndarray, word: str) -> np.ndarray:
+        """`array` rounded through float32 to the float dtype `word`, in either mode, as an array of `real`."""
+        array = array.astype(np.float32, copy=False)
+        if word != "f32":
+            array = array.astype(STORAGE[word])
+        return array.astype(self.real, copy=False)
+
+    def matmul(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """`x @ w^T` over the last two axes: x [..., N, K], w [..., M, K] -> [..., N, M]; leading axes broadcast.
+
+        In the reference setting of native mode a row of x gives the same bits whatever the other rows are.
+        """
+        if self.exact or self.fast:
+            return np.matmul(x, w.swapaxes(-1, -2))
+        rows, k = x.shape[-2:]
+        tile = self._row_tile(w)
+        padding = -rows % tile
+        if padding:
+            x = np.concatenate([x, np.zeros((*x.shape[:-2], padding, k), x.dtype)], axis=-2)
+        tiles = x.reshape(*x.shape[:-2], -1, tile, k)
+        # w is the left factor: the rows of a tile then lie in the lanes of a vector register, which are all alike.
+        y = np.matmul(w[..., None, :, :], tiles.swapaxes(-1, -2)).swapaxes(-1, -2)
+        return y.reshape(*y.shape[:-3], -1, y.shape[-1])[..., :rows, :]
+
+    def _row_tile(self, w: np.ndarray) -> int:
+        """Rows of a tile for products with such a `w`: the most for which equal rows at all places gave equal bits."""
+        shape = w.shape[-2:]
+        found = self._tiles.get(shape)
+        if found is None:
+            matrix = np.random.default_rng(0).standard_normal(shape, np.float32)
+            row = np.random.default_rng(1).standard_normal(shape[1], np.float32)
+            for found in (*ROW_TILES, 1):
+                y = matrix @ np.repeat(row[None], found, axis=0).T
+                if (y == y[:, :1]).all():
+                    break
+            self._tiles[shape] = found
+        return found

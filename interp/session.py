@@ -1,0 +1,299 @@
+"""`Session`: a graph, its weights and the memory of its sequences; `run` computes one pass."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from interp.call import Call
+from interp.kv import KvRow, StateSlab
+from interp.numeric import Mode, Numeric, Setting
+from interp.weights import WeightStore
+from poem.batch import Batch, Geometry, PageTable, geometry
+from poem.dtypes import FLOATS
+from poem.dtypes.tensor import Tensor
+from poem.errors import PoemError, PoemErrors
+from poem.graph import Graph, Input, Node, Operand
+
+Observer = Callable[[Node, tuple[np.ndarray, ...]], tuple[np.ndarray, ...] | None]
+# Bytes of decoded weights kept between passes.
+WEIGHT_MEMORY = {"reference": 1 << 30, "fast": 6 << 30}
+
+
+@dataclass(slots=True)
+class _Step:
+    """A node, ready to run: its function, the arguments known beforehand, and where the others come from."""
+
+    node: Node
+    call: Call
+    function: Callable[..., Any]
+    known: dict[str, Any]
+    values: tuple[tuple[str, int], ...]
+    lists: tuple[tuple[str, tuple[int, ...]], ...]
+    inputs: tuple[str, ...]
+    words: tuple[str | None, ...]  # dtype word of each result that is to be rounded
+    last_uses: tuple[int, ...]
+
+
+class Session:
+    """Runs a graph.
+
+    graph: any Graph. weights: `Tensor`s by weight name; those the graph uses are fetched here, and decoded when used. mode: "native" rounds each result to its
+    dtype, "exact" computes in float64. setting: "reference" gives each row the same bits in any batch, "fast" gives that up
+    for speed. page_size: cells of a cache page. casts: in exact mode, keep the casts that belong to the meaning of a dtype
+    (activation codes, cache cells, slabs). weight_memory: bytes of decoded weights to keep; None takes the setting's default.
+    Raises PoemError (`run.unsupported`) for ops that the interpreter lacks.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Tensor],
+        *,
+        mode: Mode = "native",
+        setting: Setting = "reference",
+        page_size: int = 16,
+        casts: bool = False,
+        weight_memory: int | None = None,
+    ) -> None:
+        check_supported(graph)
+        if page_size < 1:
+            raise PoemError("run.page-size", "a page holds at least one cell", phase="run", found=str(page_size))
+        self.graph = graph
+        self.numeric = Numeric(mode, setting, casts)
+        memory = WEIGHT_MEMORY[setting] if weight_memory is None else weight_memory
+        self._store = WeightStore(graph.params, weights, self.numeric, memory)
+        self._tables = [PageTable(page_size, space.window) for space in graph.spaces]
+        self._caches: list[KvRow | StateSlab] = [self._memory(cache, page_size) for cache in graph.caches]
+        self._lengths: dict[int, int] = {}
+        self._next = 0
+        self._steps = self._prepare()
+
+    # -- sequences -----------------------------------------------------------------------------
+    def add_sequence(self) -> int:
+        """A sequence joins, empty. Returns its id."""
+        sequence, self._next = self._next, self._next + 1
+        self._lengths[sequence] = 0
+        for table in self._tables:
+            table.add(sequence)
+        return sequence
+
+    def drop_sequence(self, sequence: int) -> None:
+        """A sequence leaves; its pages and slabs are given back. KeyError for an unknown one."""
+        del self._lengths[sequence]
+        for table in self._tables:
+            table.remove(sequence)
+        for cache in self._caches:
+            if isinstance(cache, StateSlab):
+                cache.remove(sequence)
+
+    def length(self, sequence: int) -> int:
+        """How many tokens a sequence holds. KeyError for an unknown one."""
+        return self._lengths[sequence]
+
+    # -- one pass ------------------------------------------------------------------------------
+    def run(
+        self, batch: Batch, observe: Observer | None = None, inputs: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """One pass over the new tokens of `batch`. Returns the outputs by name: float32 (native) or float64 (exact), ints int32.
+
+        observe: called after each node with its results; a tuple that it returns takes their place.
+        inputs: values of graph inputs that a batch does not hold, by input method (of a port: `method(argument, ...)`).
+        A pass that fails leaves the sequences as they were.
+        Raises PoemError: `run.batch` for a bad batch, other `run.*` codes at the .poem line of the op that failed.
+        """
+        lengths = dict(self._lengths)
+        for chunk in batch:
+            if chunk.sequence in lengths:
+                self._reserve(chunk.sequence, lengths[chunk.sequence] + len(chunk.tokens))
+        committed = False
+        try:
+            pass_ = geometry(batch, lengths, self._tables)
+            with np.errstate(all="ignore"):  # NaN and infinity are results, not accidents
+                outputs = self._run_steps(pass_, observe, inputs or {})
+            for sequence, length, commit, count in zip(
+                pass_.sequences, pass_.kv_len.tolist(), pass_.commit_len.tolist(), np.diff(pass_.qo_indptr).tolist(), strict=True
+            ):
+                self._lengths[sequence] = length - count + commit
+            committed = True
+        finally:
+            for chunk in batch:
+                if chunk.sequence in lengths:
+                    for table in self._tables:
+                        table.settle(chunk.sequence, self._lengths[chunk.sequence])
+            for cache in self._caches:
+                if isinstance(cache, StateSlab):
+                    cache.settle(committed)
+        return outputs
+
+    # -- inside --------------------------------------------------------------------------------
+    def _run_steps(self, pass_: Geometry, observe: Observer | None, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        numeric = self.numeric
+        values: list[Any] = [None] * len(self.graph.values)
+        for input_ in self.graph.inputs:
+            values[input_.value] = self._input(input_, pass_, given)
+        memo: dict[Any, Any] = {}
+        for step in self._steps:
+            arguments = dict(step.known)
+            for name, id in step.values:
+                arguments[name] = values[id]
+            for name, ids in step.lists:
+                arguments[name] = [values[id] for id in ids]
+            for name in step.inputs:
+                arguments[name] = pass_
+            step.call.batch, step.call.memo = pass_, memo
+            found = step.function(step.call, **arguments)
+            results = found if type(found) is tuple else () if found is None else (found,)
+            if step.words:
+                results = tuple(
+                    result if word is None else numeric.round(result, word)
+                    for result, word in zip(results, step.words, strict=True)
+                )  # fmt: skip
+            if observe is not None:
+                results = observe(step.node, results) or results
+            for id, result in zip(step.node.results, results, strict=True):
+                values[id] = result
+            for id in step.last_uses:
+                values[id] = None
+        return {output.name: values[output.value] for output in self.graph.outputs}
+
+    def _reserve(self, sequence: int, length: int) -> None:
+        """Pages for `length` cells of a sequence, in every space."""
+        for space, table in enumerate(self._tables):
+            taken = table.grow(sequence, length)
+            if taken:
+                for row in self._caches:
+                    if isinstance(row, KvRow) and row.cache.space == space:
+                        row.reserve(table.page_count)
+                        row.clear(taken)
+
+    def _memory(self, cache: Any, page_size: int) -> KvRow | StateSlab:
+        if cache.kind == "state":
+            return StateSlab(cache, self.numeric)
+        scales = None
+        if cache.scales is not None:
+            scales = [float(self._store.tensor(self.graph.params[id]).decode().reshape(-1)[0]) for id in cache.scales]
+        return KvRow(cache, self.graph.spaces[cache.space].dtype, page_size, self.numeric, scales)
+
+    def _prepare(self) -> list[_Step]:
+        last: dict[int, int] = {}
+        for node in self.graph.nodes:
+            for id in (*(ref.id for ref in _references(node) if ref.kind == "value"), *node.results):
+                last[id] = node.id
+        for output in self.graph.outputs:
+            last.pop(output.value, None)
+        dying: dict[int, list[int]] = {}
+        for id, node_id in last.items():
+            dying.setdefault(node_id, []).append(id)
+        return [self._step(node, tuple(dying.get(node.id, ()))) for node in self.graph.nodes]
+
+    def _step(self, node: Node, last_uses: tuple[int, ...]) -> _Step:
+        function = find_op(node.op)
+        assert function is not None
+        call = Call(self.graph, node, self.numeric, self._store, self._caches)
+        step = _Step(node, call, function, dict(node.attributes), (), (), (), (), last_uses)
+        values, lists, inputs = [], [], []
+        for name, operand in node.operands.items():
+            if operand is None:
+                step.known[name] = None
+            elif isinstance(operand, list):
+                lists.append((name, tuple(ref.id for ref in operand)))
+            elif operand.kind == "value":
+                values.append((name, operand.id))
+            elif operand.kind == "param":
+                step.known[name] = self._store.tensor(self.graph.params[operand.id])
+            elif operand.kind == "cache":
+                step.known[name] = self.graph.caches[operand.id]
+            else:
+                inputs.append(name)
+        step.values, step.lists, step.inputs = tuple(values), tuple(lists), tuple(inputs)
+        if not _only_copies(node.op):
+            words = [type.dtype if type is not None and type.dtype in FLOATS else None for type in call.results]
+            step.words = tuple(words) if any(words) else ()
+        return step
+
+    def _input(self, input_: Input, pass_: Geometry, given: Mapping[str, np.ndarray]) -> Any:
+        """The value of a graph input in one pass."""
+        method = input_.method
+        key = f"{method}({', '.join(map(str, input_.arguments.values()))})" if input_.arguments else method
+        if key in given:
+            return self._given(input_, given[key])
+        space = input_.arguments.get("space") or 0
+        match method:
+            case "tokens" | "positions" | "readout_rows" | "adapter_routes" | "mrope_positions":
+                return getattr(pass_, method)
+            case "request_of_token":
+                return pass_.lane_of_row
+            case "row_valid":
+                return np.ones(pass_.rows, np.uint8)
+            case "mask":
+                return pass_.masks
+            case "write_page" | "write_offset" | "last_page_len":
+                return getattr(pass_.pages[space], method)
+            case "kv_len":
+                return pass_.kv_len
+            case "kv_indptr":
+                return pass_.pages[space].indptr
+            case "lane_indptr":
+                return pass_.qo_indptr
+        raise PoemError("run.input", f"the pass needs values for the input `{key}`", phase="run", hint="give them in inputs=")
+
+    def _given(self, input_: Input, array: np.ndarray) -> np.ndarray:
+        type = self.graph.values[input_.value].type
+        assert type is not None
+        shape = np.shape(array)
+        if len(shape) == 1 and type.width == 1 and type.dtype not in FLOATS:
+            pass
+        elif len(shape) != 2 or shape[1] != type.width:
+            raise PoemError(
+                "run.input", f"the value given for `{input_.method}` does not fit", phase="run",
+                expected=f"[rows, {type.width}] {type.dtype}", found=str(list(shape)),
+            )  # fmt: skip
+        if type.dtype in FLOATS:
+            return self.numeric.round(np.ascontiguousarray(array), type.dtype)
+        return np.ascontiguousarray(array, np.uint8 if type.dtype == "u8" else np.int32)
+
+
+def check_supported(graph: Graph) -> None:
+    """Raises PoemError (`run.unsupported`) for each op of the graph that the interpreter lacks, at its .poem line."""
+    missing: dict[str, PoemError] = {}
+    for node in graph.nodes:
+        if node.op not in missing and find_op(node.op) is None:
+            file, line = (node.where[-1].file, node.where[-1].line) if node.where else ("", 0)
+            missing[node.op] = PoemError(
+                "run.unsupported", f"the interpreter has no ops.{node.op} yet", phase="run", file=file, line=line, stack=node.where
+            )
+    if len(missing) == 1:
+        raise next(iter(missing.values()))
+    if missing:
+        raise PoemErrors(list(missing.values()))
+
+
+def find_op(name: str) -> Callable[..., Any] | None:
+    """The function of an op, `linear.matmul`, or None."""
+    namespace, _, short = name.partition(".")
+    module = _module(namespace)
+    found = getattr(module, short, None) or getattr(module, f"{short}_", None)
+    return found if callable(found) else None
+
+
+def _only_copies(name: str) -> bool:
+    namespace, _, short = name.partition(".")
+    return short in getattr(_module(namespace), "COPIES", ())
+
+
+def _module(namespace: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f"interp.ops.{namespace}")
+    except ModuleNotFoundError as fault:
+        if fault.name == f"interp.ops.{namespace}":
+            return None
+        raise
+
+
+def _references(node: Node) -> list[Any]:
+    operands: list[Operand] = list(node.operands.values())
+    return [ref for operand in operands for ref in (operand if isinstance(operand, list) else [operand]) if ref is not None]

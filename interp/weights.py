@@ -1,0 +1,136 @@
+"""`WeightStore`: weights as ops read them, decoded as late and as little as the memory allows."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from interp.numeric import Numeric
+from poem.dtypes import leaves
+from poem.dtypes.tensor import Tensor
+from poem.errors import PoemError
+from poem.graph import Param
+
+# Products with a weight that is not kept decoded run over strips of rows of about this many decoded bytes.
+STRIP_BYTES = 1 << 25
+ACTIVATION_RUN = 128
+LARGEST_E4M3 = 448.0
+
+
+class WeightStore:
+    """The weights of one session.
+
+    weights: stored tensors by name; each is fetched when first used. memory: bytes of decoded values that may be kept;
+    past it, weights are decoded anew, strip by strip, on each use.
+    """
+
+    def __init__(self, params: tuple[Param, ...], weights: Mapping[str, Tensor], numeric: Numeric, memory: int) -> None:
+        self.numeric = numeric
+        self._params, self._weights = params, weights
+        self._free = memory
+        self._tensors: dict[int, Tensor] = {}
+        self._decoded: dict[int, np.ndarray] = {}  # by id(tensor); tensors live as long as the store
+
+    def tensor(self, param: Param) -> Tensor:
+        """The stored tensor of a param. Raises PoemError (`run.weight`) if it is missing or not what the graph wants."""
+        found = self._tensors.get(param.id)
+        if found is None:
+            name = next((name for name in (param.name, *param.aliases) if name in self._weights), None)
+            if name is None:
+                raise PoemError("run.weight", f"there is no weight `{param.name}`", phase="run")
+            found = self._weights[name]
+            wanted, got = f"{list(param.shape)} {param.dtype}", f"{list(found.shape)} {found.dtype}"
+            if wanted != got:
+                raise PoemError("run.weight", f"weight `{name}` does not fit the graph", phase="run", expected=wanted, found=got)
+            self._tensors[param.id] = found
+        return found
+
+    def decode(self, w: Tensor, rows: slice | None = None) -> np.ndarray:
+        """The values of a weight, or of `rows` of its first axis, as `real`; kept if there is memory left for all of it."""
+        kept = self._kept(w)
+        if kept is None:
+            return w.decode(rows, self.numeric.real)
+        return kept if rows is None else kept[rows]
+
+    def take(self, w: Tensor, ids: np.ndarray) -> np.ndarray:
+        """`w[ids]` as `real`: ids [N] -> [N, ...]."""
+        if w.dtype.is_leaf:
+            return leaves.decode(w.planes["data"][ids], w.dtype.name, self.numeric.real)
+        wanted, place = np.unique(ids, return_inverse=True)
+        decoded = [w.decode(slice(id, id + 1), self.numeric.real) for id in wanted.tolist()]
+        return np.concatenate([np.zeros((0, *w.shape[1:]), self.numeric.real), *decoded])[place]
+
+    def project(self, x: np.ndarray, w: Tensor, rows: slice | None = None) -> np.ndarray:
+        """`x @ w[rows]^T` (see `Call.project`)."""
+        if w.dtype.act == "a8" and self.numeric.casts:
+            codes, scales = activation_codes(x)
+            if _tiled_like_activations(w) and not self.numeric.exact:
+                return self._project_codes(codes, scales, w, rows)
+            x = (codes * scales.astype(codes.dtype)).astype(self.numeric.real).reshape(len(x), -1)[:, : x.shape[1]]
+        start, stop, _ = (rows or slice(None)).indices(w.shape[0])
+        kept = self._kept(w)
+        if kept is not None and (self.numeric.fast or self.numeric.exact):
+            return self.numeric.matmul(x, kept[start:stop].reshape(-1, w.shape[-1]))
+        # The reference setting cuts weights into the same strips whether they are kept or not: same shapes, same bits.
+        step = max(1, STRIP_BYTES * w.shape[0] // (w.size * np.dtype(self.numeric.real).itemsize))
+        strips = [slice(first, min(first + step, stop)) for first in range(start, stop, step)]
+        parts = [self.numeric.matmul(x, self.decode(w, strip).reshape(-1, w.shape[-1])) for strip in strips]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _kept(self, w: Tensor) -> np.ndarray | None:
+        kept = self._decoded.get(id(w))
+        if kept is None:
+            size = w.size * np.dtype(self.numeric.real).itemsize
+            if size > self._free:
+                return None
+            self._free -= size
+            kept = w.decode(None, self.numeric.real)
+            if self.numeric.fast and kept.ndim == 2:
+                # Column after column: a product with one row then runs over whole columns, which BLAS does fastest.
+                kept = np.asfortranarray(kept)
+            kept.flags.writeable = False
+            self._decoded[id(w)] = kept
+        return kept
+
+    def _project_codes(self, codes: np.ndarray, scales: np.ndarray, w: Tensor, rows: slice | None) -> np.ndarray:
+        """Runs of exact products of codes, summed in f32; each times s_x, times the gain of w's tile; runs summed in order.
+
+        codes [N, runs, 128], scales [N, runs, 1]; w a matrix or a bank in tiles of 128 x 128.
+        """
+        start, stop, _ = (rows or slice(None)).indices(w.shape[0])
+        code, gain = w.planes["code"], w.planes["gain"]
+        if len(w.shape) == 3:
+            parts = [(code[expert], gain[expert], slice(0, w.shape[1])) for expert in range(start, stop)]
+        else:
+            step = max(1, STRIP_BYTES // (4 * w.shape[-1]))
+            parts = [(code, gain, slice(first, min(first + step, stop))) for first in range(start, stop, step)]
+        results = []
+        for matrix, gains, part in parts:
+            factor = leaves.decode(matrix[part], "e4m3", np.float32)
+            tile_of_row = np.arange(part.start, part.stop) // ACTIVATION_RUN
+            total = np.zeros((len(codes), len(factor)), np.float32)
+            for run in range(codes.shape[1]):
+                columns = factor[:, run * ACTIVATION_RUN : (run + 1) * ACTIVATION_RUN]
+                product = self.numeric.matmul(codes[:, run, : columns.shape[1]], columns)
+                total += (product * scales[:, run]) * gains[tile_of_row, run]
+            results.append(total)
+        return np.concatenate([np.zeros((len(codes), 0), np.float32), *results], axis=1)
+
+
+def activation_codes(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The a8 rule: rows cut into runs of 128 columns (the last may be short), each stored as e4m3 codes and one scale.
+
+    x [N, K] -> codes as f32 values [N, runs, 128], zero past K; scales f32 [N, runs, 1]: the largest magnitude / 448, or 1
+    where that is 0.
+    """
+    rows, columns = x.shape
+    runs = -(-columns // ACTIVATION_RUN)
+    cut = np.zeros((rows, runs * ACTIVATION_RUN), np.float32)
+    cut[:, :columns] = x
+    cut = cut.reshape(rows, runs, ACTIVATION_RUN)
+    scales = np.abs(cut).max(axis=2, keepdims=True, initial=0.0) / np.float32(LARGEST_E4M3)
+    scales[scales == 0] = 1
+    return leaves.decode(leaves.encode(cut / scales, "e4m3"), "e4m3", np.float32), scales
+
+
+def _tiled_like_activations(w: Tensor) -> bool:
+    return str(w.dtype.term) == f"g{ACTIVATION_RUN}x{ACTIVATION_RUN}_e4m3_f32_n"
