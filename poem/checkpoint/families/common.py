@@ -1,0 +1,64 @@
+"""What the families share: names of companions, and weights whose planes lie in the checkpoint as they are."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from poem.checkpoint.planes import select
+from poem.checkpoint.stored import RawTensor, Stored, Table
+from poem.dtypes import Dtype
+from poem.dtypes.tensor import STORAGE, Tensor
+
+_ACTIVATION_SCALES = ("input_scale", "activation_scale", "input_global_scale")
+
+
+def module_of(name: str) -> str:
+    """A name without its ending `.weight`."""
+    return name.removesuffix(".weight")
+
+
+def companions(table: Table, name: str, *found: RawTensor | None) -> tuple[str, ...]:
+    """The names of all tensors that count as read with a weight: those given, and static scales of its activations.
+
+    Poem leaves activations alone or quantises them as they come, so their static scales are read and dropped.
+    """
+    module = module_of(name)
+    joint = "." if name.endswith(".weight") else "_"
+    dropped = [f"{module}{joint}{scale}" for scale in _ACTIVATION_SCALES]
+    return (*(tensor.name for tensor in found if tensor is not None), *(scale for scale in dropped if scale in table))
+
+
+def from_planes(
+    name: str, word: str, dtype: Dtype, shape: tuple[int, ...], tensors: tuple[str, ...], planes: Mapping[str, RawTensor | np.ndarray]
+) -> Stored:
+    """A stored weight whose planes are tensors of the checkpoint, viewed with the shapes that the term gives them."""
+    wanted = {plane.path: plane for plane in dtype.planes(shape)}
+    for path, plane in planes.items():
+        held, needed = plane.nbytes, wanted[path].nbytes if path in wanted else plane.nbytes
+        if held != needed:
+            return unreadable(name, word, shape, tensors, f"the {path} of {list(shape)} {word} takes {needed} bytes, found {held}")
+
+    def whole() -> Tensor:
+        arrays: dict[str, np.ndarray] = {}
+        for path, plane in planes.items():
+            array = plane if isinstance(plane, np.ndarray) else plane.data()
+            leaf = wanted.get(path)
+            if leaf is not None:
+                array = array.reshape(-1).view(STORAGE[leaf.leaf]).reshape(leaf.packed_shape)
+            arrays[path] = array
+        return Tensor(dtype, shape, arrays)
+
+    return Stored(name, word, shape, dtype, tensors, lambda start, stop: _rows(whole(), start, stop))
+
+
+def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return tensor if (start, stop) == (0, tensor.shape[0]) else select(tensor, 0, range(start, stop))
+
+
+def unreadable(name: str, word: str, shape: Iterable[int], tensors: tuple[str, ...], problem: str) -> Stored:
+    """A stored weight that was recognised and cannot be read; `problem` says why."""
+
+    def read(start: int, stop: int) -> Tensor:
+        raise ValueError(problem)
+
+    return Stored(name, word, tuple(shape), Dtype("u8"), tensors, read, problem=problem)

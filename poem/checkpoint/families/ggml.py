@@ -1,0 +1,69 @@
+"""Blocks of a GGUF: decoded to f32 by the package `gguf`, a strip of rows at a time.
+
+MXFP4 holds the values of our mxfp4 with its nibbles in another order, and is repacked without decoding. All other block
+types count as float data whose source is quantised.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from poem.checkpoint.families.common import companions, unreadable
+from poem.checkpoint.stored import RawTensor, Settings, Stored, Table
+from poem.dtypes import Dtype
+from poem.dtypes.tensor import Tensor
+
+MXFP4_BLOCK, MXFP4_BYTES = 32, 17
+
+
+def find(table: Table, name: str, settings: Settings) -> Stored | None:
+    """A tensor of a ggml block type."""
+    raw = table.get(name)
+    if raw is None or raw.leaf is not None or not (raw.tag.startswith("ggml type ") or _kind(raw.tag) is not None):
+        return None
+    tensors = companions(table, name, raw)
+    word, shape = raw.tag.lower(), raw.shape
+    kind = _kind(raw.tag)
+    if kind is None:
+        return unreadable(name, word, shape, tensors, f"{raw.tag} is not known to the installed package gguf: a newer one may know it")
+    if not shape:
+        return unreadable(name, word, shape, tensors, f"a scalar of {raw.tag} blocks")
+    if raw.tag == "MXFP4":
+        return Stored(name, word, shape, Dtype("mxfp4"), tensors, lambda start, stop: _repacked(raw, start, stop))
+    from gguf.quants import _type_traits
+
+    if kind not in _type_traits:
+        return unreadable(name, word, shape, tensors, f"the package gguf decodes no {raw.tag} blocks")
+    return Stored(name, word, shape, Dtype("f32"), tensors, lambda start, stop: _decoded(raw, start, stop), decoded=True)
+
+
+def _kind(tag: str) -> Any:
+    from gguf.constants import GGMLQuantizationType
+
+    return GGMLQuantizationType.__members__.get(tag)
+
+
+def _block_rows(raw: RawTensor, start: int, stop: int) -> np.ndarray:
+    if len(raw.shape) == 1:  # one row; its elements are the first axis
+        return raw.block_rows(0, 1)
+    per_entry = math.prod(raw.shape[1:-1])
+    return raw.block_rows(start * per_entry, stop * per_entry)
+
+
+def _decoded(raw: RawTensor, start: int, stop: int) -> Tensor:
+    from gguf.quants import dequantize
+
+    values = dequantize(_block_rows(raw, start, stop), _kind(raw.tag))
+    if len(raw.shape) == 1:
+        return Tensor.of(values.reshape(-1)[start:stop])
+    return Tensor.of(values.reshape(stop - start, *raw.shape[1:]))
+
+
+def _repacked(raw: RawTensor, start: int, stop: int) -> Tensor:
+    shape = (stop - start, *raw.shape[1:])
+    blocks = _block_rows(raw, start, stop).reshape(-1, MXFP4_BYTES)
+    low, high = blocks[:, 1:] & 0x0F, blocks[:, 1:] >> 4
+    codes = np.concatenate([low[:, 0::2] | low[:, 1::2] << 4, high[:, 0::2] | high[:, 1::2] << 4], axis=1)
+    gain = np.ascontiguousarray(blocks[:, 0]).reshape(*shape[:-1], shape[-1] // MXFP4_BLOCK)
+    return Tensor(Dtype("mxfp4"), shape, {"code": codes.reshape(*shape[:-1], shape[-1] // 2), "gain": gain})

@@ -1,0 +1,26 @@
+"""NVFP4 as modelopt writes it: two e2m1 codes a byte, an e4m3 scale for 16 of them, an f32 scale for all.
+
+    P.weight U8 [N, K/2];  P.weight_scale F8_E4M3 [N, K/16];  P.weight_scale_2 F32;  value = code * scale * scale_2
+"""
+
+from poem.checkpoint.families.common import companions, from_planes, module_of, unreadable
+from poem.checkpoint.stored import Settings, Stored, Table
+from poem.dtypes import Dtype
+
+
+def find(table: Table, name: str, settings: Settings) -> Stored | None:
+    """Packed codes under that name, with both scales beside them."""
+    raw, scale, outer = table.get(name), table.get(f"{name}_scale"), table.get(f"{name}_scale_2")
+    if raw is None or raw.tag != "U8" or scale is None or outer is None or not raw.shape:
+        return None
+    shape = (*raw.shape[:-1], raw.shape[-1] * 2)
+    tensors = companions(table, name, raw, scale, outer)
+    problem = ""
+    if f"{module_of(name)}.pre_quant_scale" in table:
+        problem = "NVFP4 with a pre_quant_scale would have to multiply the input"
+    elif scale.tag != "F8_E4M3" or outer.tag != "F32" or outer.nbytes != 4 or len(shape) != 2 or shape[-1] % 16:
+        found = f"{list(scale.shape)} {scale.tag} and {list(outer.shape)} {outer.tag}"
+        problem = f"NVFP4 wants [N, K/16] F8_E4M3 scales and one F32 scale, found {found}"
+    if problem:
+        return unreadable(name, "nvfp4", shape, tensors, problem)
+    return from_planes(name, "nvfp4", Dtype("nvfp4"), shape, tensors, {"code": raw, "gain.code": scale, "gain.gain": outer})

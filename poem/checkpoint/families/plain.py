@@ -1,0 +1,27 @@
+"""A tensor of that name, as it is: floats, integers, bools."""
+
+from poem.checkpoint.families.common import companions, unreadable
+from poem.checkpoint.stored import Settings, Stored, Table
+from poem.dtypes import Dtype
+from poem.dtypes.tensor import Tensor
+
+# Codes of a quantised weight; alone they are no numbers.
+CODES = ("e4m3", "e5m2", "e2m1", "e8m0")
+
+
+def find(table: Table, name: str, settings: Settings) -> Stored | None:
+    """The tensor of that name. A scalar is read as one element."""
+    raw = table.get(name)
+    if raw is None:
+        return None
+    tensors = companions(table, name, raw)
+    if raw.leaf is None:
+        return unreadable(name, raw.tag.lower(), raw.shape, tensors, f"{raw.tag} is a type that Poem does not read")
+    if not raw.shape:
+        return Stored(
+            name, raw.leaf, (1,), Dtype(raw.leaf), tensors,
+            lambda start, stop: Tensor(Dtype(str(raw.leaf)), (stop - start,), {"data": raw.data().reshape(1)[start:stop]}),
+        )  # fmt: skip
+    if raw.leaf in CODES:
+        return unreadable(name, raw.leaf, raw.shape, tensors, f"{raw.tag} codes without their scale: no {name}_scale or {name}_scale_inv")
+    return Stored(name, raw.leaf, raw.shape, Dtype(raw.leaf), tensors, raw.tensor)
