@@ -1,0 +1,135 @@
+"""Bounds of ops.attn.
+
+Softmax attention in f32: scores are dot products, so they carry growth(D) u sum |q k|; the exponential turns an absolute
+error of a score into a relative one of its weight, e^error - 1; the quotient by the sum and the weighted sum of values
+follow as products and sums of n terms. Subtracting the maximum changes no quotient, so its own error counts for nothing.
+K and V are read after the cast of the cache (`Cells.read`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from conformance.arithmetic import Arithmetic
+from conformance.bounds.record import Cells, bound, copies
+from conformance.running import Running
+from poem.batch import Geometry
+
+Exact = tuple[np.ndarray, ...]
+copies("attn.plan_prefill", "attn.kv_append", "attn.kv_append_shared")
+
+
+def _allowed(
+    positions: np.ndarray, cells: int, window: int | None, causal: bool, mask: np.ndarray | None, selection: np.ndarray | None, ratio: int
+) -> np.ndarray:
+    """Which cells `[rows, cells]` each new row of a lane may attend. mask and selection: of these rows."""
+    position = positions[:, None]
+    cell = np.arange(cells)[None, :]
+    allowed = np.ones((len(position), cell.shape[1]), bool)
+    if mask is not None:
+        allowed &= mask
+    if causal:
+        allowed &= cell <= position
+    if window is not None:
+        allowed &= position - cell < window
+    if selection is not None:
+        blocks = (position + 1) // ratio
+        listed = np.zeros_like(allowed)
+        for row, ids in enumerate(selection):
+            inside = ids[(ids >= 0) & (ids < blocks[row, 0])]
+            listed[row] = np.isin(cell[0] // ratio, inside) | (cell[0] >= blocks[row, 0] * ratio) & (ratio > 1)
+        allowed &= listed
+    return allowed
+
+
+@bound("attn.attend", reduces="scores of {} terms", length=lambda given: given["head_dim"])
+def attend(
+    a: Arithmetic, exact: Exact, *, q: np.ndarray, cache: Cells, inputs: Geometry, head_dim: int, kv_heads: int, sm_scale: float,
+    window: int | None, causal: bool, softcap: float | None, mask: Any, sinks: np.ndarray | None, bias: np.ndarray | None,
+    selection: np.ndarray | None, ratio: int, log_scaling: list[float] | None, lse: bool,
+) -> Running | tuple[Running, ...]:  # fmt: skip
+    """Lane by lane. The scale may be applied to q or to the score: both roundings are counted. mask: per lane a bool matrix."""
+    heads = q.shape[1] // head_dim
+    parts, logs = [], []
+    for lane, start, end in inputs.lanes_with_rows:
+        rows, new, cells = slice(start, end), end - start, int(inputs.kv_len[lane])
+        position = inputs.positions[rows]
+        keys = cache.read(lane, 0, a).reshape(cells, kv_heads, head_dim)
+        values = cache.read(lane, 1, a).reshape(cells, kv_heads, -1)
+        queries = q[rows].reshape(new, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)  # [kv heads, group, rows, D]
+        scores = (Running(a, queries) * sm_scale).matmul(_transposed(keys, (1, 2, 0))[:, None]) * 1.0
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        if bias is not None:
+            scores = scores + _relative(bias[rows], position, cells, heads).reshape(scores.value.shape)
+        if log_scaling is not None:
+            floor, slope = log_scaling
+            grown = 1.0 + slope * (Running(a, np.maximum(position + 1.0, floor)) / floor).log()
+            scores = scores * grown.reshape(new, 1)
+        chosen = None if selection is None else selection[rows]
+        allowed = _allowed(position, cells, window, causal, None if mask is None else mask[lane], chosen, ratio)
+        sink = None
+        if sinks is not None:
+            given = np.broadcast_to(sinks if sinks.ndim == 1 else sinks[rows], (new, heads))
+            sink = given.T.reshape(kv_heads, heads // kv_heads, new, 1)
+        top = np.where(allowed, scores.value, -np.inf).max(-1, keepdims=True, initial=-np.inf)
+        top = np.where(np.isfinite(top), top, 0.0) if sink is None else np.maximum(top, sink)
+        shifted = Running(a, np.where(allowed, scores.value - top, 0.0), np.where(allowed, scores.error, 0.0)) + 0.0
+        weights = shifted.exp()
+        # A weight is in 0..1 however wrong its score is.
+        weights = Running(a, np.where(allowed, weights.value, 0.0), np.where(allowed, np.minimum(weights.error, 1.0), 0.0))
+        total = weights.sum()
+        if sink is not None:
+            total = total + (Running(a, sink) - top).exp()
+        empty = ~allowed.any(-1)[:, None]
+        safe = Running(a, np.where(empty, 1.0, total.value), total.error)
+        out = (weights / safe).matmul(_transposed(values, (1, 0, 2))[:, None])
+        parts.append(_rows(out, new))
+        if lse:
+            log = safe.log() * (1.0 / np.log(2.0)) + top / np.log(2.0)
+            logs.append(_rows(Running(a, np.where(empty, -np.inf, log.value), np.where(empty, 0.0, log.error)), new))
+    o = _joined(a, parts, exact[0])
+    return (o, _joined(a, logs, exact[1])) if lse else o
+
+
+@bound("attn.prefill", reduces="scores of {} terms", length=lambda given: given["head_dim"])
+def prefill(
+    a: Arithmetic, exact: Exact, *, q: np.ndarray, plan: Geometry, cache: Cells, window: int | None, head_dim: int, kv_heads: int,
+    sm_scale: float,
+) -> Running | tuple[Running, ...]:  # fmt: skip
+    """attend without its options."""
+    return attend(
+        a, exact, q=q, cache=cache, inputs=plan, head_dim=head_dim, kv_heads=kv_heads, sm_scale=sm_scale, window=window, causal=True,
+        softcap=None, mask=None, sinks=None, bias=None, selection=None, ratio=1, log_scaling=None, lse=False,
+    )  # fmt: skip
+
+
+@bound("attn.logit_softcap")
+def logit_softcap(a: Arithmetic, exact: Exact, *, x: np.ndarray, cap: float) -> Running:
+    return cap * (Running(a, x) / cap).tanh()
+
+
+def _transposed(running: Running, axes: tuple[int, ...]) -> Running:
+    error = np.broadcast_to(running.error, running.value.shape)
+    return Running(running.arithmetic, running.value.transpose(axes), error.transpose(axes) if running._inexact() else 0.0)
+
+
+def _relative(bias: np.ndarray, position: np.ndarray, cells: int, heads: int) -> np.ndarray:
+    """bias[t, h*extent + (p - j)] for 0 <= p - j < extent, else 0: `[heads, rows, cells]`."""
+    by_head = bias.reshape(len(bias), heads, -1)
+    distance = position[:, None] - np.arange(cells)[None, :]
+    inside = (distance >= 0) & (distance < by_head.shape[2])
+    picked = np.take_along_axis(by_head, np.where(inside, distance, 0)[:, None, :].repeat(heads, 1), 2)
+    return np.where(inside[:, None, :], picked, 0.0).transpose(1, 0, 2)
+
+
+def _rows(running: Running, new: int) -> Running:
+    """`[kv heads, group, rows, width]` -> `[rows, heads * width]`."""
+    return _transposed(running, (2, 0, 1, 3)).reshape(new, -1)
+
+
+def _joined(a: Arithmetic, parts: list[Running], exact: np.ndarray) -> Running:
+    if not parts:
+        return Running(a, exact)
+    errors = [np.broadcast_to(part.error, part.value.shape) for part in parts]
+    return Running(a, np.concatenate([part.value for part in parts]), np.concatenate(errors))

@@ -1,0 +1,5 @@
+"""Bounds of ops.sampling: ids, so none. A differing id is a fault unless its runner-up was within the bound of the logits."""
+
+from conformance.bounds.record import copies
+
+copies("sampling.argmax")
