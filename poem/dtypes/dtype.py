@@ -1,9 +1,11 @@
 """`Dtype`: a term with an activation rule, and the table of nicknames."""
 
+import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar
 
-from poem.dtypes.term import LEAF_BITS, Grouped, Leaf, Plane, Term, parse_term, planes
+from poem.dtypes.term import LEAF_BITS, NO_SEGMENTS, Grouped, Leaf, Plane, Term, parse_term, planes, quantum
 from poem.suggest import did_you_mean
 
 NICKNAMES = {
@@ -91,15 +93,29 @@ class Dtype:
             return self
         raise ValueError(f"nothing computes in {self.name}")
 
-    def planes(self, shape: tuple[int, ...]) -> list[Plane]:
-        """The planes of a weight of `shape`, in file order (see `term.planes`)."""
-        return planes(self.term, shape)
+    def planes(self, shape: tuple[int, ...], segments: Mapping[str, int] = NO_SEGMENTS) -> list[Plane]:
+        """The planes of a weight of `shape`, in file order (see `term.planes`).
+
+        ValueError for a quantised dtype on fewer than two axes, and where groups or packed rows do not fit the last axis.
+        """
+        if self.is_quantised and len(shape) < 2:
+            raise ValueError(f"{self} needs two axes or more, found the shape {list(shape)}")
+        return planes(self.term, shape, segments=segments)
 
     @cached_property
     def group_size(self) -> int:
         """The last extent must be a multiple of this (1 when any extent fits)."""
         group = self.term.group if isinstance(self.term, Grouped) else None
         return group.size if group is not None and group.kind == "run" else 1
+
+    @cached_property
+    def quantum(self) -> tuple[int, int]:
+        """A weight may be cut at multiples of these: rows (along N) and columns (along K)."""
+        return quantum(self.term)
+
+    def bits_per_weight(self, shape: tuple[int, ...]) -> float:
+        """Bits of all planes of a weight of `shape`, divided by its elements."""
+        return 8 * sum(plane.nbytes for plane in self.planes(shape)) / math.prod(shape)
 
 
 WORDS = (*LEAF_BITS, *NICKNAMES, *RESERVED)

@@ -4,33 +4,48 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
+from poem.dtypes import groups
 from poem.dtypes.dtype import Dtype
+from poem.dtypes.leaves import STORAGE
 
-# How a plane of a leaf lies in memory. 8-bit floats stay codes; sub-byte leaves are packed, low bits first.
-STORAGE: dict[str, np.dtype] = {
-    "f64": np.dtype(np.float64), "f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16),
-    "i64": np.dtype(np.int64), "i32": np.dtype(np.int32), "i16": np.dtype(np.int16), "i8": np.dtype(np.int8),
-    "u64": np.dtype(np.uint64), "u32": np.dtype(np.uint32), "u16": np.dtype(np.uint16), "u8": np.dtype(np.uint8),
-    "bool": np.dtype(np.bool_),
-    "e4m3": np.dtype(np.uint8), "e5m2": np.dtype(np.uint8), "e8m0": np.dtype(np.uint8),
-    "e2m1": np.dtype(np.uint8), "u4": np.dtype(np.uint8), "u2": np.dtype(np.uint8),
-}  # fmt: skip
+__all__ = ["STORAGE", "Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A weight as it is stored.
 
-    dtype: its term. shape: the logical shape `[..., N, K]`. planes: arrays by plane path, each of the plane's
-    packed shape and of `STORAGE[leaf]`; usually read-only views of a mapped file.
+    dtype: its term. shape: the logical shape `[..., N, K]`. planes: arrays by plane path, each of the plane's packed shape and of
+    `STORAGE[leaf]`; usually read-only views of a mapped file. A whole-tensor factor may be segmented: then it has the shape
+    `[*lead, P]`, and a further plane `rows` beside it (`gain.rows` for nvfp4) holds the row counts of the P segments.
+    ValueError if the planes are not those of the dtype and shape.
     """
 
     dtype: Dtype
     shape: tuple[int, ...]
     planes: Mapping[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        segments = _segments(self.planes)
+        expected = {plane.path: plane for plane in self.dtype.planes(self.shape, segments)}
+        for path, plane in expected.items():
+            found = self.planes.get(path)
+            if found is None:
+                raise ValueError(f"{self.dtype}: the plane `{path}` is missing")
+            if found.shape != plane.packed_shape or found.dtype != STORAGE[plane.leaf]:
+                raise ValueError(
+                    f"{self.dtype} {list(self.shape)}: the plane `{path}` is {STORAGE[plane.leaf]} {list(plane.packed_shape)}, "
+                    f"found {found.dtype} {list(found.shape)}"
+                )
+        unknown = sorted(set(self.planes) - set(expected))
+        if unknown:
+            raise ValueError(f"{self.dtype} has no plane `{unknown[0]}`")
+        for path in segments:
+            counts, total = self.planes[path], groups.segmented_rows(self.dtype.term, self.planes, self.shape, path)
+            if counts.min(initial=1) < 1 or int(counts.sum()) != total:
+                raise ValueError(f"{self.dtype}: `{path}` counts rows of segments, each 1 or more, {total} in all; found {counts.tolist()}")
 
     @property
     def nbytes(self) -> int:
@@ -50,9 +65,41 @@ class Tensor:
                 return Tensor(Dtype(leaf), array.shape, {"data": array})
         raise ValueError(f"no dtype is stored as {array.dtype}")
 
-    def decode(self, rows: slice | None = None, dtype: type = np.float32) -> np.ndarray:
-        """The values of rows (of the first axis) as float32 or float64. Exact for bf16, f16 and f32 leaves."""
-        if not self.dtype.is_leaf:
-            raise ValueError(f"{self.dtype} is not a leaf")
-        data = self.planes["data"]
-        return (data if rows is None else data[rows]).astype(dtype)
+    @staticmethod
+    def encode(array: np.ndarray, dtype: Dtype) -> "Tensor":
+        """`array` `[..., N, K]` in `dtype`, by the rules of `groups.encode` and `leaves.encode`.
+
+        ValueError for a shape that the dtype does not take, and for values that it cannot hold (NaN or infinity in groups).
+        """
+        dtype.planes(array.shape)
+        planes = groups.encode(dtype.term, array)
+        in_order = dtype.planes(array.shape, _segments(planes))
+        return Tensor(dtype, array.shape, {plane.path: planes[plane.path] for plane in in_order})
+
+    def decode(self, rows: slice | np.ndarray | None = None, dtype: type = np.float32) -> np.ndarray:
+        """The values of `rows` of the first axis (a slice or an array of indices; None: all), as float32 or float64.
+
+        float32 rounds after each step of the format's formula; float64 is exact for every named dtype but f64 sums of extreme
+        affine factors. Only the planes of the wanted rows are touched.
+        """
+        if not self.shape:
+            return groups.decode(self.dtype.term, self.planes, (), dtype=dtype).reshape(())
+        if len(self.shape) == 1:  # the matrix of a vector is one row: the wanted elements are taken from it
+            values = groups.decode(self.dtype.term, self.planes, self.shape, dtype=dtype)[0]
+            return values if rows is None else values[rows]
+        below = math.prod(self.shape[1:-1])
+        if rows is None:
+            kept: slice | np.ndarray = slice(None)
+        elif below == 1:
+            kept = rows
+        elif isinstance(rows, slice) and rows.step in (None, 1):
+            start, stop, _ = rows.indices(self.shape[0])
+            kept = slice(start * below, max(start, stop) * below)
+        else:
+            kept = (np.arange(self.shape[0])[rows][:, None] * below + np.arange(below)).reshape(-1)
+        values = groups.decode(self.dtype.term, self.planes, self.shape, rows=kept, dtype=dtype)
+        return values.reshape(-1, *self.shape[1:])
+
+
+def _segments(planes: Mapping[str, np.ndarray]) -> dict[str, int]:
+    return {path: plane.size for path, plane in planes.items() if path.rpartition(".")[2] == "rows"}

@@ -10,7 +10,9 @@ Sizes, plane shapes, packing and slicing all follow from the term; nothing here 
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 LEAF_BITS = {
@@ -22,6 +24,7 @@ LEAF_BITS = {
 }  # fmt: skip
 CODES = ("e4m3", "e5m2", "e2m1", "u8", "u4", "u2", "i8")
 MAXIMUM_NESTING = 8
+NO_SEGMENTS: Mapping[str, int] = MappingProxyType({})
 
 
 class Plane(NamedTuple):
@@ -71,6 +74,8 @@ class Group:
             return ()
         if self.kind == "row":
             return shape[:-1]
+        if len(shape) < (1 if self.kind == "run" else 2):
+            raise ValueError(f"{self} groups need {'an axis' if self.kind == 'run' else 'two axes'}, found the shape {list(shape)}")
         *lead, k = shape
         if self.kind == "run":
             if k % self.size:
@@ -143,19 +148,51 @@ def _parse(words: list[str], text: str, depth: int) -> tuple[Term, list[str]]:
     return Grouped(group, code, gain, "b" if tail == "b" else "z", offset), rest
 
 
-def planes(term: Term, shape: tuple[int, ...], prefix: str = "") -> list[Plane]:
+def planes(term: Term, shape: tuple[int, ...], prefix: str = "", segments: Mapping[str, int] = NO_SEGMENTS) -> list[Plane]:
     """The planes of a weight of `shape`, in file order: code, the gain's planes, the offset's planes.
 
+    segments: for whole-tensor factors that differ between row segments, the path of the plane of row counts (`gain.rows` for
+    nvfp4) and how many segments there are: the factor then has the shape `[*lead, P]`, and that plane is listed last of its term.
     ValueError when a group does not divide the last axis or a packed row is no whole number of bytes.
     """
+    leaf = term.name if isinstance(term, Leaf) else term.code
+    columns = shape[-1] if shape else 1
+    if columns * LEAF_BITS[leaf] % 8:
+        raise ValueError(f"a row of {columns} {leaf} codes is no whole number of bytes")
     if isinstance(term, Leaf):
-        return [Plane(prefix or "data", term.name, shape)]
-    dot = f"{prefix}." if prefix else ""
-    code = Plane(f"{dot}code", term.code, shape)
-    if shape and shape[-1] * LEAF_BITS[term.code] % 8:
-        raise ValueError(f"a row of {shape[-1]} {term.code} codes is no whole number of bytes")
-    factors = term.group.factor_shape(shape)
-    found = [code, *planes(term.gain, factors, f"{dot}gain")]
+        return [Plane(prefix or "data", leaf, shape)]
+    rows_path = plane_path(prefix, "rows")
+    count = segments.get(rows_path) if term.group.kind == "tensor" else None
+    factors = term.group.factor_shape(shape) if count is None else (*shape[:-2], count)
+    if count is not None and len(shape) < 2:
+        raise ValueError(f"`{rows_path}`: segments of rows need two axes, found the shape {list(shape)}")
+    found = [Plane(plane_path(prefix, "code"), leaf, shape), *planes(term.gain, factors, plane_path(prefix, "gain"), segments)]
     if term.offset is not None:
-        found += planes(term.offset, factors, f"{dot}offset")
+        found += planes(term.offset, factors, plane_path(prefix, "offset"), segments)
+    if count is not None:
+        found.append(Plane(rows_path, "i64", (count,)))
     return found
+
+
+def plane_path(prefix: str, name: str) -> str:
+    """The path of the plane `name` of a term whose own path is `prefix` ("" for the whole weight)."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+def quantum(term: Term) -> tuple[int, int]:
+    """The steps (rows, columns) at which a weight of `term` may be cut: whole bytes and whole groups, nested ones included."""
+    bits = LEAF_BITS[term.name if isinstance(term, Leaf) else term.code]
+    rows, columns = 1, max(1, 8 // bits)
+    if isinstance(term, Leaf):
+        return rows, columns
+    group = term.group
+    for factor in (term.gain, term.offset):
+        if factor is None or group.kind == "tensor":
+            continue
+        below_rows, below_columns = quantum(factor)
+        if group.kind == "row":  # a row of the weight is a column of its factor
+            rows = math.lcm(rows, below_columns)
+        else:
+            rows = math.lcm(rows, group.rows * below_rows)
+            columns = math.lcm(columns, group.size * below_columns)
+    return rows, columns
