@@ -7,7 +7,8 @@ How an op function is written (one for each op, `interp/ops/<namespace>.py`, nam
 
 * Arguments arrive by the names of the op's parameters, all of them, defaults filled in.
 * Float values are 2-D arrays `[rows, width]` of `call.numeric.real`: float32 in native mode, holding values already
-  rounded to the value's dtype; float64 in exact mode. Ints are int32, masks and pixels uint8. Never write into an argument.
+  rounded to the value's dtype; float64 in exact mode. Ints are int32, `[rows]` where they are one wide; pixels are uint8.
+  Never write into an argument.
 * Weights are `Tensor`s: `call.weight(w)` decodes one, `call.rows(w, ids)` some of its rows, `call.project(x, w)` multiplies by
   one. All take arrays too, for parameters that are "value or weight".
 * Caches and states are records of the graph: `call.cache(cache)` gives the `KvRow` or `StateSlab` behind one.
@@ -42,7 +43,7 @@ T = TypeVar("T")
 class Call:
     """One node of one session; the same object serves every pass."""
 
-    __slots__ = ("_caches", "_words", "_weights", "batch", "memo", "node", "numeric", "results")
+    __slots__ = ("_caches", "_weights", "_words", "batch", "memo", "node", "numeric", "results")
 
     batch: Geometry
     memo: dict[Hashable, Any]
@@ -91,9 +92,12 @@ class Call:
             found = self.memo[key] = make()
         return found
 
-    def error(self, code: str, message: str, *, row: int | None = None, **details: str) -> PoemError:
+    def error(self, code: str, message: str, *, row: int | None = None, expected: str = "", found: str = "", hint: str = "") -> PoemError:
         """A PoemError at the node's .poem line, naming op and row. `code` is `run.<kebab-words>`."""
         where = self.node.where
         file, line = (where[-1].file, where[-1].line) if where else ("", 0)
         at = "" if row is None else f" row {row}:"
-        return PoemError(code, f"ops.{self.node.op}:{at} {message}", phase="run", file=file, line=line, stack=where, **details)
+        return PoemError(
+            code, f"ops.{self.node.op}:{at} {message}", phase="run", file=file, line=line, stack=where,
+            expected=expected, found=found, hint=hint,
+        )  # fmt: skip

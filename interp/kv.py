@@ -52,23 +52,23 @@ class KvRow:
     def read(self, pages: Pages, lane: int, first: int, stop: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Cells first .. stop - 1 of a lane: one [cells, width] array of `real` a plane, and bool [cells], which were written.
 
-        `first` is a multiple of the page size. Cells of dropped pages count as not written.
+        Cells of dropped pages count as not written.
         """
         size = self.page_size
         indices = pages.of_lane(lane)[first // size : -(-stop // size)]
-        count = stop - first
+        cells = slice(first % size, first % size + stop - first)
         start = int(indices[0]) if len(indices) else 0
         if start >= 0 and len(indices) == int(indices[-1]) - start + 1 and (np.diff(indices) == 1).all():
             taken: slice | np.ndarray = slice(start, start + len(indices))
         else:
             taken = indices
-        written = self.written[taken].reshape(-1)[:count]
+        written = self.written[taken].reshape(-1)[cells]
         if isinstance(taken, np.ndarray):
-            written = written & np.repeat(taken >= 0, size)[:count]
+            written = written & np.repeat(taken >= 0, size)[cells]
         values = []
         for plane, scale in zip(self.planes, self._scales, strict=True):
-            cells = plane[taken].reshape(-1, plane.shape[2])[:count]
-            values.append(cells if self._decoded else self._read(cells, scale))
+            stored = plane[taken].reshape(-1, plane.shape[2])[cells]
+            values.append(stored if self._decoded else self._read(stored, scale))
         return values, written
 
     def _stored(self, value: np.ndarray, scale: np.float32) -> np.ndarray:
@@ -102,7 +102,7 @@ class StateSlab:
 
     def read(self, geometry: Geometry) -> np.ndarray:
         """The slabs of the pass's lanes: `[lanes, *slab]` of `real`, a copy."""
-        zero = np.zeros(self.cache.slab, self._numeric.real)
+        zero: np.ndarray = np.zeros(self.cache.slab, self._numeric.real)
         slabs = [self._pending.get(name, self._lasting.get(name, zero)) for name in geometry.sequences]
         return np.array(slabs, self._numeric.real).reshape(len(slabs), *self.cache.slab)
 

@@ -16,6 +16,7 @@ from poem.dtypes.tensor import STORAGE
 
 Mode = Literal["native", "exact"]
 Setting = Literal["reference", "fast"]
+Real = type[np.float32] | type[np.float64]
 
 # A BLAS may sum a row in another order when there are more rows, or when the row is at another place. Products of tiles of
 # one fixed size, the last one padded, leave only the place; the first of these sizes whose places agree is taken.
@@ -34,7 +35,7 @@ class Numeric:
         self.exact = mode == "exact"
         self.fast = setting == "fast"
         self.casts = casts or not self.exact
-        self.real: type = np.float64 if self.exact else np.float32
+        self.real: Real = np.float64 if self.exact else np.float32
         self._tiles: dict[tuple[int, int], int] = {}
 
     def round(self, array: np.ndarray, word: str) -> np.ndarray:
@@ -70,13 +71,14 @@ class Numeric:
     def _row_tile(self, w: np.ndarray) -> int:
         """Rows of a tile for products with such a `w`: the most for which equal rows at all places gave equal bits."""
         shape = w.shape[-2:]
-        found = self._tiles.get(shape)
-        if found is None:
+        if shape not in self._tiles:
             matrix = np.random.default_rng(0).standard_normal(shape, np.float32)
             row = np.random.default_rng(1).standard_normal(shape[1], np.float32)
-            for found in (*ROW_TILES, 1):
-                y = matrix @ np.repeat(row[None], found, axis=0).T
-                if (y == y[:, :1]).all():
-                    break
-            self._tiles[shape] = found
-        return found
+            self._tiles[shape] = next(tile for tile in (*ROW_TILES, 1) if _places_agree(matrix, row, tile))
+        return self._tiles[shape]
+
+
+def _places_agree(matrix: np.ndarray, row: np.ndarray, tile: int) -> bool:
+    """Whether a row gives the same bits at every place of a tile."""
+    y = matrix @ np.repeat(row[None], tile, axis=0).T
+    return bool((y == y[:, :1]).all())

@@ -34,17 +34,18 @@ class _Step:
     values: tuple[tuple[str, int], ...]
     lists: tuple[tuple[str, tuple[int, ...]], ...]
     inputs: tuple[str, ...]
-    words: tuple[str | None, ...]  # dtype word of each result that is to be rounded
+    words: tuple[str | None, ...]  # for each result: a float's dtype, if it is to be rounded; "ids" for a list of integers
     last_uses: tuple[int, ...]
 
 
 class Session:
     """Runs a graph.
 
-    graph: any Graph. weights: `Tensor`s by weight name; those the graph uses are fetched here, and decoded when used. mode: "native" rounds each result to its
-    dtype, "exact" computes in float64. setting: "reference" gives each row the same bits in any batch, "fast" gives that up
-    for speed. page_size: cells of a cache page. casts: in exact mode, keep the casts that belong to the meaning of a dtype
-    (activation codes, cache cells, slabs). weight_memory: bytes of decoded weights to keep; None takes the setting's default.
+    graph: any Graph. weights: `Tensor`s by weight name; those the graph uses are fetched here, and decoded when used.
+    mode: "native" rounds each result to its dtype, "exact" computes in float64. setting: "reference" gives each row the same
+    bits in any batch, "fast" gives that up for speed. page_size: cells of a cache page. casts: in exact mode, keep the casts
+    that belong to the meaning of a dtype (activation codes, cache cells, slabs). weight_memory: bytes of decoded weights to
+    keep; None takes the setting's default.
     Raises PoemError (`run.unsupported`) for ops that the interpreter lacks.
     """
 
@@ -149,9 +150,9 @@ class Session:
             results = found if type(found) is tuple else () if found is None else (found,)
             if step.words:
                 results = tuple(
-                    result if word is None else numeric.round(result, word)
+                    result if word is None else result.reshape(-1) if word == "ids" else numeric.round(result, word)
                     for result, word in zip(results, step.words, strict=True)
-                )  # fmt: skip
+                )
             if observe is not None:
                 results = observe(step.node, results) or results
             for id, result in zip(step.node.results, results, strict=True):
@@ -210,9 +211,14 @@ class Session:
             else:
                 inputs.append(name)
         step.values, step.lists, step.inputs = tuple(values), tuple(lists), tuple(inputs)
-        if not _only_copies(node.op):
-            words = [type.dtype if type is not None and type.dtype in FLOATS else None for type in call.results]
-            step.words = tuple(words) if any(words) else ()
+        copied = _only_copies(node.op)
+        words = [
+            None if type is None or (copied and type.dtype in FLOATS)
+            else type.dtype if type.dtype in FLOATS
+            else "ids" if type.width == 1 else None
+            for type in call.results
+        ]  # fmt: skip
+        step.words = tuple(words) if any(words) else ()
         return step
 
     def _input(self, input_: Input, pass_: Geometry, given: Mapping[str, np.ndarray]) -> Any:
@@ -244,17 +250,18 @@ class Session:
     def _given(self, input_: Input, array: np.ndarray) -> np.ndarray:
         type = self.graph.values[input_.value].type
         assert type is not None
-        shape = np.shape(array)
-        if len(shape) == 1 and type.width == 1 and type.dtype not in FLOATS:
-            pass
-        elif len(shape) != 2 or shape[1] != type.width:
+        array = np.asarray(array)
+        shape = array.shape
+        listed = type.width == 1 and type.dtype not in FLOATS
+        if not (len(shape) == 2 and shape[1] == type.width) and not (listed and len(shape) == 1):
             raise PoemError(
                 "run.input", f"the value given for `{input_.method}` does not fit", phase="run",
                 expected=f"[rows, {type.width}] {type.dtype}", found=str(list(shape)),
             )  # fmt: skip
         if type.dtype in FLOATS:
             return self.numeric.round(np.ascontiguousarray(array), type.dtype)
-        return np.ascontiguousarray(array, np.uint8 if type.dtype == "u8" else np.int32)
+        array = np.ascontiguousarray(array, np.uint8 if type.dtype == "u8" else np.int32)
+        return array.reshape(-1) if listed else array
 
 
 def check_supported(graph: Graph) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from interp.call import Call
+from interp.ops.rope import rope as rope
 from poem.dtypes.tensor import Tensor
 
 

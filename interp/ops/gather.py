@@ -10,13 +10,11 @@ COPIES = ("gather_rows",)
 
 def embed(call: Call, ids: np.ndarray, table: Tensor, vocab: int) -> np.ndarray:
     """`table[ids]`; an id outside the vocabulary reads row 0."""
-    ids = ids.reshape(-1)
     return call.rows(table, np.where((ids >= 0) & (ids < vocab), ids, 0))
 
 
 def gather_rows(call: Call, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """`x[rows]`; an index outside x is an error."""
-    rows = rows.reshape(-1)
     bad = np.flatnonzero((rows < 0) | (rows >= len(x)))
     if len(bad):
         raise call.error("run.index", f"rows is {rows[bad[0]]}, but x has {len(x)} rows", row=int(bad[0]))

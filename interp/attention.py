@@ -1,0 +1,154 @@
+"""The attention core: softmax-weighted sums of value rows, for query rows and key rows of one sequence.
+
+In the reference setting keys are taken in blocks of `KEY_BLOCK` cells counted from cell 0, the last one padded, and block
+sums are added in order. Cells that a row may not see add exact zeros, so a row's result depends neither on the rows beside
+it, nor on how the prompt was cut, nor on pages.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from interp.numeric import Numeric
+
+KEY_BLOCK = 128
+SCORE_BYTES = 1 << 23  # query rows are worked on in groups whose scores take about this much
+
+# Which cells rows may see: (rows, first, stop) -> bool [rows, stop - first], or None where all of them.
+Allowed = Callable[[slice, int, int], np.ndarray | None]
+Span = Callable[[slice], tuple[int, int]]
+# What is added to scores: (rows, first, stop) -> real [rows, heads, stop - first].
+Bias = Callable[[slice, int, int], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a score comes from `<q, k>`, in this order: scale, cap, bias, row factor; then masked by `allowed`.
+
+    span gives bounds of the cells that a group of rows may see. row_scale [rows]; sinks [rows or 1, heads].
+    """
+
+    sm_scale: float
+    allowed: Allowed
+    span: Span
+    softcap: float | None = None
+    bias: Bias | None = None
+    row_scale: np.ndarray | None = None
+    sinks: np.ndarray | None = None
+
+
+def key_block(numeric: Numeric) -> int:
+    """Cells in a block of keys; 0 where blocks are not needed."""
+    return 0 if numeric.exact or numeric.fast else KEY_BLOCK
+
+
+def attention(
+    numeric: Numeric, q: np.ndarray, k: np.ndarray, v: np.ndarray, scores: Scores, origin: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Attention of q [n, Hq, D] over k [m, Hkv, D], v [m, Hkv, Dv] -> (o [n, Hq, Dv], lse [n, Hq]).
+
+    Row 0 of k and v is cell `origin`, a multiple of the block size. `Hq / Hkv` consecutive query heads share a key head.
+    `o = sum_j e^(s_j) v_j / d`, `d = sum_j e^(s_j)`, plus `e^sink`; `lse = log2(d)`, without a sink. A row that may see no
+    cell gives o = 0, lse = -inf.
+    """
+    rows, heads, _ = q.shape
+    o: np.ndarray = np.zeros((rows, heads, v.shape[2]), numeric.real)
+    lse: np.ndarray = np.full((rows, heads), -np.inf, numeric.real)
+    if not len(k):
+        return o, lse
+    block = key_block(numeric)
+    if block and len(k) % block:
+        padding = ((0, -len(k) % block), (0, 0), (0, 0))
+        k, v = np.pad(k, padding), np.pad(v, padding)
+    group = max(1, SCORE_BYTES // (heads * len(k) * q.itemsize))
+    for start in range(0, rows, group):
+        part = slice(start, min(start + group, rows))
+        first, stop = scores.span(part)
+        if block:
+            first, stop = first // block * block, -(-stop // block) * block
+        if first < stop:
+            cells = slice(first - origin, stop - origin)
+            o[part], lse[part] = _group(numeric, q[part], k[cells], v[cells], scores, part, first, stop)
+    return o, lse
+
+
+def _group(
+    numeric: Numeric, q: np.ndarray, k: np.ndarray, v: np.ndarray, scores: Scores, part: slice, first: int, stop: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Attention of some rows over cells first .. stop - 1. Arrays inside are [key heads, blocks, rows, heads of a group, cells]."""
+    rows, heads, width = q.shape
+    key_heads, value_width = k.shape[1], v.shape[2]
+    shared = heads // key_heads
+    size = key_block(numeric) or stop - first
+    blocks = (stop - first) // size
+    real = numeric.real
+
+    query = q.reshape(rows, key_heads, shared, width).transpose(1, 0, 2, 3).reshape(key_heads, 1, rows * shared, width)
+    keys = k.reshape(blocks, size, key_heads, width).transpose(2, 0, 1, 3)
+    values = v.reshape(blocks, size, key_heads, value_width).transpose(2, 0, 3, 1)
+    s = numeric.matmul(query, keys).reshape(key_heads, blocks, rows, shared, size)
+    s *= real(scores.sm_scale)
+    if scores.softcap is not None:
+        cap = real(scores.softcap)
+        s /= cap
+        np.tanh(s, out=s)
+        s *= cap
+    if scores.bias is not None:
+        bias = scores.bias(part, first, stop).reshape(rows, key_heads, shared, blocks, size)
+        s += bias.transpose(1, 3, 0, 2, 4)
+    if scores.row_scale is not None:
+        s *= scores.row_scale[part].reshape(rows, 1, 1)
+    allowed = scores.allowed(part, first, stop)
+    if allowed is not None:
+        hidden = ~allowed.reshape(rows, blocks, size).transpose(1, 0, 2)[:, :, None, :]
+        np.copyto(s, -np.inf, where=hidden)
+
+    largest = s.max(axis=(1, 4))
+    if scores.sinks is not None:
+        sinks = scores.sinks[part] if len(scores.sinks) > 1 else scores.sinks
+        sinks = sinks.reshape(-1, key_heads, shared).transpose(1, 0, 2)
+        largest = np.maximum(largest, sinks)
+    largest[largest == -np.inf] = 0
+    s -= largest[:, None, :, :, None]
+    weights = np.exp(s, out=s)
+
+    summed = np.zeros((key_heads, rows, shared), real)
+    for part_sum in np.moveaxis(weights.sum(axis=-1), 1, 0):
+        summed += part_sum
+    total = _weighted(numeric, weights, values, allowed)
+    lse = largest * real(1 / math.log(2)) + np.log2(summed)
+    if scores.sinks is not None:
+        summed = summed + np.exp(sinks - largest)
+    o = (total / summed[..., None]).transpose(1, 0, 2, 3).reshape(rows, heads, value_width)
+    lse = lse.transpose(1, 0, 2).reshape(rows, heads)
+    if allowed is not None:
+        nothing = ~allowed.any(axis=1)
+        o[nothing], lse[nothing] = 0, -np.inf
+    return o, lse
+
+
+def _weighted(numeric: Numeric, weights: np.ndarray, values: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
+    """`sum_j weights_j v_j`: weights [key heads, blocks, rows, shared, cells], values [key heads, blocks, Dv, cells].
+
+    Returns [key heads, rows, shared, Dv]. A cell that is not finite counts only for the rows that may see it: a product of its
+    value with a weight of 0 would be NaN for all the others.
+    """
+    key_heads, blocks, rows, shared, size = weights.shape
+    flat = weights.reshape(key_heads, blocks, rows * shared, size)
+    products = numeric.matmul(flat, values)
+    if allowed is not None and np.isnan(products).any():
+        sound = np.isfinite(values)
+        if not sound.all():
+            products = numeric.matmul(flat, np.where(sound, values, 0))
+            products = products.reshape(key_heads, blocks, rows, shared, -1)
+            visible = allowed.reshape(rows, blocks, size)
+            unsound = np.where(sound, 0, values)
+            for block, cell in np.argwhere(~sound.all(axis=(0, 2))).tolist():
+                seen = visible[:, block, cell]
+                products[:, block, seen] += weights[:, block, seen, :, cell, None] * unsound[:, None, None, block, :, cell]
+    total = np.zeros((key_heads, rows, shared, values.shape[2]), weights.dtype)
+    for block in range(blocks):
+        total += products[:, block].reshape(total.shape)
+    return total

@@ -1,0 +1,350 @@
+"""ops.attn: attention over paged caches and over packed rows.
+
+Latent attention is in latent.py, indexed and pooled attention in indexed.py and pooled.py.
+"""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from interp.attention import Scores, attention, key_block
+from interp.call import Call
+from interp.kv import KvRow
+from poem.batch import Geometry
+from poem.dtypes.tensor import Tensor
+from poem.graph import Cache
+
+
+def attend(
+    call: Call,
+    q: np.ndarray,
+    cache: Cache,
+    inputs: Geometry,
+    head_dim: int,
+    kv_heads: int,
+    sm_scale: float,
+    window: int | None,
+    causal: bool,
+    softcap: float | None,
+    mask: tuple[np.ndarray | None, ...] | None,
+    sinks: np.ndarray | Tensor | None,
+    bias: np.ndarray | None,
+    selection: np.ndarray | None,
+    ratio: int,
+    log_scaling: list[float] | None,
+    lse: bool,
+) -> Any:
+    """Attention of the new rows over their lanes' cells, lane by lane (see `interp.attention`)."""
+    real: Any = call.numeric.real
+    row: KvRow = call.cache(cache)
+    pages = inputs.pages[cache.space]
+    heads = q.shape[1] // head_dim
+    value_width = cache.planes[-1] // kv_heads
+    o = np.empty((len(q), heads * value_width), real)
+    sums = np.empty((len(q), heads), real)
+    sink_rows = None if sinks is None else call.weight(sinks).reshape(-1, heads).astype(real, copy=False)
+    row_scale = None if log_scaling is None else _log_scaling(inputs.positions, log_scaling, real)
+    for lane, start, end in inputs.lanes_with_rows:
+        positions = inputs.positions[start:end]
+        length = int(inputs.kv_len[lane])
+        cells = Visible(
+            call, start, positions, length, window, causal,
+            None if mask is None else mask[lane], None if selection is None else selection[start:end], ratio,
+        )  # fmt: skip
+        first, stop = cells.span(slice(None))
+        block = key_block(call.numeric)
+        first = first // block * block if block else first
+        planes, cells.written = row.read(pages, lane, first, stop)
+        cells.first_read = first
+        k, v = planes[0], planes[-1]
+        scores = Scores(
+            sm_scale, cells.allowed, cells.span, softcap,
+            None if bias is None else _relative_bias(bias[start:end], positions, heads),
+            None if row_scale is None else row_scale[start:end],
+            None if sink_rows is None else sink_rows[start:end] if isinstance(sinks, np.ndarray) else sink_rows,
+        )  # fmt: skip
+        result, sums[start:end] = attention(
+            call.numeric, q[start:end].reshape(end - start, heads, head_dim),
+            k.reshape(len(k), kv_heads, head_dim), v.reshape(len(v), kv_heads, value_width), scores, first,
+        )  # fmt: skip
+        o[start:end] = result.reshape(end - start, -1)
+    return (o, sums) if lse else o
+
+
+class Visible:
+    """Which cells the rows of one lane may see. `written` and `first_read` say which of the cells read were ever written."""
+
+    written: np.ndarray
+    first_read: int
+
+    def __init__(
+        self,
+        call: Call,
+        start: int,
+        positions: np.ndarray,
+        length: int,
+        window: int | None,
+        causal: bool,
+        mask: np.ndarray | None,
+        selection: np.ndarray | None,
+        ratio: int,
+    ) -> None:
+        self.call, self.start, self.positions, self.length = call, start, positions, length
+        self.window, self.causal, self.mask, self.selection, self.ratio = window, causal, mask, selection, ratio
+
+    def span(self, rows: slice) -> tuple[int, int]:
+        """Bounds of the cells that any of `rows` may see, by causality and window."""
+        positions = self.positions[rows]
+        stop = int(positions[-1]) + 1 if self.causal else self.length
+        first = 0 if self.window is None else max(0, int(positions[0]) - self.window + 1)
+        return first, stop
+
+    def allowed(self, rows: slice, first: int, stop: int) -> np.ndarray | None:
+        """bool [rows, stop - first]; None where all are visible. Raises PoemError for a visible cell that was never written."""
+        positions = self.positions[rows]
+        written = self.written.all()
+        if (
+            written
+            and self.mask is None
+            and self.selection is None
+            and stop <= self.length
+            and (not self.causal or positions[0] >= stop - 1)
+            and (self.window is None or positions[-1] - first < self.window)
+        ):
+            return None
+        cells = np.arange(first, stop, dtype=np.int32)
+        at = positions[:, None]
+        found = cells <= at if self.causal else np.broadcast_to(cells < self.length, (len(positions), len(cells))).copy()
+        if self.window is not None:
+            found &= at - cells < self.window
+        if self.mask is not None:
+            known = self.mask[rows, first:stop]
+            found[:, : known.shape[1]] &= known
+        if self.selection is not None:
+            found &= selected(self.selection[rows], positions, cells, self.ratio)
+        if not written:
+            self._refuse_unwritten(found, rows, first)
+        return found
+
+    def _refuse_unwritten(self, found: np.ndarray, rows: slice, first: int) -> None:
+        missing = np.ones(found.shape[1], np.bool_)
+        known = self.written[first - self.first_read :][: len(missing)]
+        missing[: len(known)] = ~known
+        bad = np.argwhere(found & missing)
+        if len(bad):
+            row, cell = bad[0].tolist()
+            raise self.call.error(
+                "run.unwritten-cell",
+                f"cell {first + cell} of the sequence was never written, or its page was dropped",
+                row=self.start + (rows.start or 0) + row,
+                hint="append before reading, and keep attention windows within the window of the space",
+            )
+
+
+def selected(selection: np.ndarray, positions: np.ndarray, cells: np.ndarray, ratio: int) -> np.ndarray:
+    """Which of `cells` lie in a listed block of `ratio` cells, or in the open tail after the last whole block: bool [rows, cells].
+
+    selection [rows, k] holds block ids; ids outside the row's whole blocks are skipped.
+    """
+    whole = (positions + 1) // ratio
+    named = np.zeros((len(positions), int(whole.max(initial=0)) + 1), np.bool_)
+    rows, slots = np.nonzero((selection >= 0) & (selection < whole[:, None]))
+    named[rows, selection[rows, slots]] = True
+    block = cells // ratio
+    found = named[:, np.minimum(block, named.shape[1] - 1)] & (block < whole[:, None])
+    if ratio > 1:
+        found |= (cells >= (whole * ratio)[:, None]) & (cells <= positions[:, None])
+    return found
+
+
+def _log_scaling(positions: np.ndarray, log_scaling: list[float], real: type) -> np.ndarray:
+    """`1 + a ln((p + 1) / floor)` for rows with p + 1 > floor, else 1."""
+    floor, slope = (real(number) for number in log_scaling)
+    ratio = np.maximum((positions + 1).astype(real) / floor, real(1))
+    return 1 + slope * np.log(ratio)
+
+
+def _relative_bias(bias: np.ndarray, positions: np.ndarray, heads: int) -> Any:
+    """`bias[t, h * extent + (p - j)]` where `0 <= p - j < extent`, else 0."""
+    extent = bias.shape[1] // heads
+
+    def added(rows: slice, first: int, stop: int) -> np.ndarray:
+        distance = positions[rows, None] - np.arange(first, stop, dtype=np.int32)
+        near = (distance >= 0) & (distance < extent)
+        table = bias[rows].reshape(-1, heads, extent)
+        values = np.take_along_axis(table, np.where(near, distance, 0)[:, None, :], axis=2)
+        return np.where(near[:, None, :], values, bias.dtype.type(0))
+
+    return added
+
+
+def plan_prefill(call: Call, inputs: Geometry, q_heads: int, kv_heads: int, head_dim: int, window: int | None) -> Geometry:
+    """The lanes and rows of the pass; everything else is in the operands of `prefill`."""
+    return inputs
+
+
+def prefill(
+    call: Call, q: np.ndarray, plan: Geometry, cache: Cache, window: int | None, head_dim: int, kv_heads: int, sm_scale: float
+) -> np.ndarray:
+    """Plain causal attention with the geometry of a plan."""
+    return attend(
+        call, q, cache, plan, head_dim, kv_heads, sm_scale, window,
+        causal=True, softcap=None, mask=None, sinks=None, bias=None, selection=None, ratio=1, log_scaling=None, lse=False,
+    )  # fmt: skip
+
+
+def kv_append(
+    call: Call, k: np.ndarray, v: np.ndarray, cache: Cache, write_page: np.ndarray | None, write_offset: np.ndarray | None
+) -> None:
+    """Store k and v of each new row in its cell."""
+    append(call, cache, (k, v), write_page, write_offset)
+
+
+def kv_append_shared(call: Call, kv: np.ndarray, cache: Cache, write_page: np.ndarray | None, write_offset: np.ndarray | None) -> None:
+    """Store the rows of the one plane that serves as K and V."""
+    append(call, cache, (kv,), write_page, write_offset)
+
+
+def append(
+    call: Call, cache: Cache, values: tuple[np.ndarray, ...], write_page: np.ndarray | None, write_offset: np.ndarray | None
+) -> None:
+    """Store one [N, width] array a plane, at the rows' own cells or at the slots named.
+
+    A named offset outside the page skips its row. Raises PoemError for a page that does not exist and for a slot named twice.
+    """
+    row: KvRow = call.cache(cache)
+    if write_page is None or write_offset is None:
+        pages = call.batch.pages[cache.space]
+        row.append(pages.write_page, pages.write_offset, values)
+        return
+    kept = np.flatnonzero((write_offset >= 0) & (write_offset < row.page_size))
+    pages_named, offsets = write_page[kept], write_offset[kept]
+    bad = np.flatnonzero((pages_named < 0) | (pages_named >= len(row.written)))
+    if len(bad):
+        raise call.error(
+            "run.index", f"write_page is {pages_named[bad[0]]}, but there are {len(row.written)} pages", row=int(kept[bad[0]])
+        )
+    slots = pages_named.astype(np.int64) * row.page_size + offsets
+    _, firsts = np.unique(slots, return_index=True)
+    if len(firsts) < len(slots):
+        again = np.setdiff1d(np.arange(len(slots)), firsts)[0]
+        raise call.error("run.slot-twice", f"slot ({pages_named[again]}, {offsets[again]}) is written twice", row=int(kept[again]))
+    row.append(pages_named, offsets, [value[kept] for value in values])
+
+
+def logit_softcap(call: Call, x: np.ndarray, cap: float) -> np.ndarray:
+    """`cap * tanh(x / cap)`."""
+    bound = call.numeric.real(cap)
+    return bound * np.tanh(x / bound)
+
+
+def dense(
+    call: Call,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    q_indptr: np.ndarray,
+    kv_indptr: np.ndarray,
+    head_dim: int,
+    kv_heads: int,
+    sm_scale: float,
+    causal: bool,
+    bias: np.ndarray | None,
+    tags: list[np.ndarray] | None,
+    lse: bool,
+) -> Any:
+    """Attention of packed query segments over packed key segments, segment by segment."""
+    real: Any = call.numeric.real
+    heads, value_width = q.shape[1] // head_dim, v.shape[1] // kv_heads
+    o = np.zeros((len(q), heads * value_width), real)
+    sums = np.full((len(q), heads), -np.inf, real)
+    q_bounds, k_bounds = _bounds(call, "q_indptr", q_indptr, len(q)), _bounds(call, "kv_indptr", kv_indptr, len(k))
+    if len(q_bounds) != len(k_bounds):
+        raise call.error("run.index", f"q_indptr has {len(q_bounds)} entries, kv_indptr {len(k_bounds)}")
+    for (start, end), (first, stop) in zip(pairwise(q_bounds), pairwise(k_bounds), strict=True):
+        if start == end:
+            continue
+        queries, keys = q[start:end], k[first:stop]
+        visible = _segment(end - start, stop - first, causal, None if tags is None else (tags[0][start:end], tags[1][first:stop]))
+        scores = Scores(
+            sm_scale, visible, lambda rows, count=stop - first: (0, count),  # type: ignore[misc]
+            bias=None if bias is None else _distance_bias(bias),
+        )  # fmt: skip
+        result, sums[start:end] = attention(
+            call.numeric, queries.reshape(end - start, heads, head_dim), keys.reshape(stop - first, kv_heads, head_dim),
+            v[first:stop].reshape(stop - first, kv_heads, value_width), scores,
+        )  # fmt: skip
+        o[start:end] = result.reshape(end - start, -1)
+    return (o, sums) if lse else o
+
+
+def _bounds(call: Call, name: str, indptr: np.ndarray, rows: int) -> list[int]:
+    """The entries of a bounds list. Raises PoemError if they decrease or leave the rows."""
+    bounds = indptr.reshape(-1).tolist()
+    for index, bound in enumerate(bounds):
+        if not (bounds[index - 1] if index else 0) <= bound <= rows:
+            raise call.error("run.index", f"{name} has {bound} at {index}: bounds may not decrease or pass {rows} rows")
+    return bounds
+
+
+def _segment(queries: int, keys: int, causal: bool, tags: tuple[np.ndarray, np.ndarray] | None) -> Any:
+    """Visibility inside a segment: `j <= i + (keys - queries)` if causal; a tag t >= 0 sees only keys of tag t."""
+
+    def allowed(rows: slice, first: int, stop: int) -> np.ndarray | None:
+        if not causal and tags is None and stop <= keys:
+            return None
+        cells = np.arange(first, stop)
+        at = np.arange(queries)[rows, None]
+        found = np.broadcast_to(cells < keys, (len(at), len(cells))).copy()
+        if causal:
+            found &= cells <= at + (keys - queries)
+        if tags is not None:
+            own = tags[0].reshape(-1)[rows, None]
+            key_tags = np.full(len(cells), -1, np.int32)
+            known = tags[1].reshape(-1)[first:stop]
+            key_tags[: len(known)] = known
+            found &= (own < 0) | (own == key_tags)
+        return found
+
+    return allowed
+
+
+def _distance_bias(bias: np.ndarray) -> Any:
+    """`bias[h, clip(j - i + m - 1, 0, 2m - 2)]` for bias [heads, 2m - 1]."""
+    middle = bias.shape[1] // 2
+
+    def added(rows: slice, first: int, stop: int) -> np.ndarray:
+        distance = np.arange(first, stop) - np.arange(rows.start, rows.stop)[:, None]
+        return bias[:, np.clip(distance + middle, 0, 2 * middle)].transpose(1, 0, 2)
+
+    return added
+
+
+def sink(call: Call, o: np.ndarray, lse: np.ndarray, sinks: Tensor, head_dim: int) -> np.ndarray:
+    """`o / (1 + e^(sink - lse ln 2))` per head; unchanged where lse is not finite."""
+    real: Any = call.numeric.real
+    factor = 1 / (1 + np.exp(call.weight(sinks) - lse * real(math.log(2))))
+    factor = np.where(np.isfinite(lse), factor, real(1))
+    return (o.reshape(len(o), -1, head_dim) * factor[:, :, None]).reshape(o.shape)
+
+
+def merge_lse(
+    call: Call, o1: np.ndarray, lse1: np.ndarray, o2: np.ndarray, lse2: np.ndarray, heads: int, head_dim: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Attention over two disjoint key sets, from the results over each: weights `2^(lse - max)`.
+
+    A side whose lse is not finite gives way to the other; side 1 is taken as it is if side 2 is not finite.
+    """
+    largest = np.maximum(lse1, lse2)
+    weight1, weight2 = np.exp2(lse1 - largest), np.exp2(lse2 - largest)
+    total = weight1 + weight2
+    sides = [o.reshape(len(o), heads, head_dim) for o in (o1, o2)]
+    merged = (sides[0] * weight1[:, :, None] + sides[1] * weight2[:, :, None]) / total[:, :, None]
+    lse = largest + np.log2(total)
+    only_first, only_second = ~np.isfinite(lse2), ~np.isfinite(lse1)
+    merged = np.where(only_second[:, :, None], sides[1], merged)
+    merged = np.where(only_first[:, :, None], sides[0], merged)
+    lse = np.where(only_first, lse1, np.where(only_second, lse2, lse))
+    return merged.reshape(o1.shape), lse
