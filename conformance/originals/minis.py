@@ -51,9 +51,7 @@ class Mini:
 
 
 MINIS = {
-    "llama_3": Mini(
-        "LlamaForCausalLM", "llama_3", "llama31-mini", {"head_dim": 32, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA_3_ROPE}
-    ),
+    "llama_3": Mini("LlamaForCausalLM", "llama_3", "llama31-mini", {"head_dim": 32, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA_3_ROPE}),
     "llama_tied": Mini("LlamaForCausalLM", "llama_3", "llama-tied-mini", {"head_dim": 32, "tie_word_embeddings": True}),
     "mistral": Mini("MistralForCausalLM", "mistral", "mistral-mini", {"head_dim": 32, "sliding_window": 8}),
     "qwen_2": Mini("Qwen2ForCausalLM", "qwen_2", "qwen2-mini", {}),
