@@ -73,7 +73,7 @@ class Numeric:
         shape = w.shape[-2:]
         if shape not in self._tiles:
             matrix = np.random.default_rng(0).standard_normal(shape, np.float32)
-            row = np.random.default_rng(1).standard_normal(shape[1], np.float32)
+            row: np.ndarray = np.random.default_rng(1).standard_normal(shape[1], np.float32)
             self._tiles[shape] = next(tile for tile in (*ROW_TILES, 1) if _places_agree(matrix, row, tile))
         return self._tiles[shape]
 

@@ -51,7 +51,7 @@ def attend(
         length = int(inputs.kv_len[lane])
         cells = Visible(
             call, start, positions, length, window, causal,
-            None if mask is None else mask[lane], None if selection is None else selection[start:end], ratio,
+            None if mask is None else mask[lane], None if selection is None else selection[start:end].reshape(end - start, -1), ratio,
         )  # fmt: skip
         first, stop = cells.span(slice(None))
         block = key_block(call.numeric)
