@@ -12,7 +12,7 @@ from poem.errors import Frame, PackageError
 from poem.graph import Attribute, Cache, Fold, Graph, Input, Node, Operand, Output, Param, Ref, Space, ValueType
 from poem.graph import Value as GraphValue
 from poem.ops import REGISTRY, SPELLINGS
-from poem.ops.operands import CacheHandle, Inputs, Scaling, Value, Weight
+from poem.ops.operands import CacheHandle, Inputs, Setting, Value, Weight
 from poem.ops.record import INT_LIMIT, REQUIRED, Kind, Op, OpRefusal, Parameter, round_to_single
 from poem.suggest import did_you_mean
 
@@ -25,11 +25,13 @@ def kind_word(item: Any) -> str:
     if isinstance(item, Value):
         return {"tensor": "value"}.get(item.kind, item.kind)
     for cls, word in (
-        (Weight, "weight"), (Inputs, "inputs"), (Scaling, "scaling"), (Dtype, "dtype"), (bool, "bool"),
+        (Weight, "weight"), (Inputs, "inputs"), (Dtype, "dtype"), (bool, "bool"),
         (int, "int"), (float, "float"), (str, "string"), (type(None), "None"), (dict, "dict"), (list, "list"), (tuple, "tuple"),
     ):  # fmt: skip
         if isinstance(item, cls):
             return word
+    if isinstance(item, Setting):
+        return item.word
     if isinstance(item, CacheHandle):
         return "cache" if item.cache.kind == "kv" else "state"
     return type(item).__name__
@@ -280,7 +282,7 @@ class Tracer:
             if given not in kind.choices:
                 raise self._bad_value(op, parameter, " or ".join(kind.choices), given, where, did_you_mean(str(given), kind.choices))
             return given
-        if kind_word(given) != word:
+        if kind_word(given) not in word.split(" or "):
             raise self._wrong_kind(op, parameter, given, where)
         return given
 
@@ -294,6 +296,6 @@ class Tracer:
 def _as_plain(given: Any) -> Attribute:
     if isinstance(given, Dtype):
         return given.name
-    if isinstance(given, Scaling):
+    if isinstance(given, Setting):
         return given.as_attribute()
     return given

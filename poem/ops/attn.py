@@ -3,6 +3,7 @@
 Latent attention is in latent.py, indexed and pooled attention in indexed.py and pooled.py, block drafting in drafting.py.
 """
 
+from poem import axes
 from poem.graph import ValueType
 from poem.ops.checks import (
     F32,
@@ -10,10 +11,13 @@ from poem.ops.checks import (
     has_shape,
     has_width,
     holds,
+    like,
+    of_dtype,
     on_axis,
     reaches,
     refuse,
     width_divides,
+    written_slots,
 )
 from poem.ops.operands import CacheHandle, Value
 from poem.ops.record import (
@@ -21,6 +25,8 @@ from poem.ops.record import (
     Count,
     F32Value,
     Flag,
+    FloatWeight,
+    IdLists,
     Ids,
     InputsHandle,
     KvCache,
@@ -200,12 +206,152 @@ def kv_append(k: Activation, v: Activation, cache: KvCache, write_page: Ids | No
     written_slots(write_page, write_offset, 3)
 
 
-def written_slots(write_page: Value | None, write_offset: Value | None, rule: int) -> None:
-    """The slots of an append: both or none, one column on tokens."""
-    missing = "write_page" if write_page is None else "write_offset"
-    if (write_page is None) != (write_offset is None):
-        refuse(rule, missing, "is missing: write_page and write_offset go together", code="forward.bad-attribute", expected="both or none")
-    for name, given in (("write_page", write_page), ("write_offset", write_offset)):
-        if given is not None:
-            on_axis(given, "tokens", rule, name)
-            has_width(given, 1, rule, name)
+@op("attn", "cache", extension=True)
+def kv_append_shared(kv: Activation, cache: KvCache, write_page: Ids | None = None, write_offset: Ids | None = None) -> None:
+    """Store one row that attention uses as key and as value.
+
+    Shapes: kv [N, Hkv*D] on tokens; cache with one plane of that width; write_page and write_offset i32 [N] -> nothing
+    Formula: row t is stored at cell p(t) of its lane. With write_page and write_offset it goes to that physical slot instead;
+        an offset outside 0 .. page_size-1 skips the row. Two rows never share a slot.
+    Rounding: the cast to the space's dtype: bf16, f16 and f32 to nearest even; e4m3 of x / scale to nearest even, saturating
+        at +-448, NaN stays NaN; the scale is 1 unless the row declares one
+    Rules:
+        1. kv is on tokens.
+        2. cache has one plane, as wide as kv.
+        3. write_page and write_offset are given together, one column each, on tokens.
+    Edge: takes effect in program order; exact mode stores without the cast
+    For: deepseek_v4 (one key head)
+    """
+    on_axis(kv, "tokens", 1, "kv")
+    has_planes(cache, (kv.width,), 2, "cache")
+    written_slots(write_page, write_offset, 3)
+
+
+@op("attn")
+def logit_softcap(x: Activation, cap: Number) -> ValueType:
+    """Squash logits smoothly into (-cap, cap).
+
+    Shapes: x [N, W] on any axis -> [N, W], x's dtype
+    Formula: cap * tanh(x / cap)
+    Rounding: once; on bf16 logits one rounding more than a float32 model makes
+    Rules:
+        1. cap > 0.
+    For: gemma_2, gemma_4 (30), muse_glimmer
+    """
+    holds(cap > 0, 1, "cap", "greater than 0", cap)
+    return result(x)
+
+
+@op("attn", extension=True)
+def sink(o: Activation, lse: F32Value, sinks: FloatWeight, head_dim: Count) -> ValueType:
+    """Give attention that is already made a sink: a learned logit that takes a share of the softmax and adds no value.
+
+    Shapes: o [N, H*D] on tokens, D = head_dim, lse f32 [N, H], base 2, sinks [H] -> o' [N, H*D], o's dtype
+    Formula: o'[h] = o[h] / (1 + e^(sinks[h] - lse[h] * ln 2)); an lse that is not finite leaves o[h] unchanged
+    Rounding: once; attend(sinks=) is the same function with one rounding less
+    Rules:
+        1. o is on tokens, in whole heads of head_dim.
+        2. lse is on tokens, one column a head.
+        3. sinks is [heads].
+    For: sinks over merged attention (deepseek_v4)
+    """
+    on_axis(o, "tokens", 1, "o")
+    heads = width_divides(o, head_dim, 1, "o")
+    on_axis(lse, "tokens", 2, "lse")
+    has_width(lse, heads, 2, "lse")
+    has_shape(sinks, (heads,), 3, "sinks")
+    return result(o)
+
+
+@op("attn", extension=True)
+def merge_lse(o1: Activation, lse1: F32Value, o2: Activation, lse2: F32Value, heads: Count, head_dim: Count) -> list[ValueType]:
+    """Merge attention over two disjoint sets of keys.
+
+    Shapes: o1, o2 [N, H*D] of one dtype on tokens, H = heads, D = head_dim, lse1, lse2 f32 [N, H], base 2
+        -> o [N, H*D], o1's dtype; lse f32 [N, H]
+    Formula: per row and head: m = max(lse1, lse2), w_i = 2^(lse_i - m), o = (o1 w1 + o2 w2) / (w1 + w2),
+        lse = m + log2(w1 + w2). lse2 not finite: side 1 as it is; else lse1 not finite: side 2.
+    Rounding: once, o
+    Rules:
+        1. o1 is on tokens, heads * head_dim wide.
+        2. o2 has o1's axis, width and dtype.
+        3. lse1 and lse2 are on tokens, heads wide.
+    Edge: that the key sets are disjoint is not checked
+    For: deepseek_v4
+    Public: FlashInfer `merge_state`
+    """
+    on_axis(o1, "tokens", 1, "o1")
+    has_width(o1, heads * head_dim, 1, "o1")
+    like(o2, o1, 2, "o2")
+    for name, lse in (("lse1", lse1), ("lse2", lse2)):
+        on_axis(lse, "tokens", 3, name)
+        has_width(lse, heads, 3, name)
+    return [result(o1), result(lse1)]
+
+
+@op("attn", extension=True)
+def dense(
+    q: Activation,
+    k: Activation,
+    v: Activation,
+    q_indptr: Ids,
+    kv_indptr: Ids,
+    head_dim: Count,
+    kv_heads: Count,
+    sm_scale: Number,
+    causal: Flag = False,
+    bias: F32Value | None = None,
+    tags: IdLists | None = None,
+    lse: Flag = False,
+) -> ValueType | list[ValueType]:
+    """Attention between packed rows, segment by segment, without a cache.
+
+    Shapes: q [Nq, Hq*D] on any axis, D = head_dim; k [Nk, Hkv*D], v [Nk, Hkv*Dv] on any one axis, Hkv = kv_heads, all of one
+        dtype; q_indptr, kv_indptr i32 with the same S+1 entries; bias f32 [Hq, 2m-1]; tags (q_tags i32 [Nq],
+        kv_tags i32 [Nk]) -> o [Nq, Hq*Dv], q's dtype; with lse also lse f32 [Nq, Hq]
+    Formula: query segment s, rows q_indptr[s] .. q_indptr[s+1]-1, sees key segment s. Inside them, with row indices i and j
+        that count from 0 in their segments, query head h reads key head g = h // (Hq/Hkv):
+        allowed keys A: all of the segment; causal: j <= i + (nk - nq), the segments' lengths; tags: a query tag t >= 0 sees
+        only keys with tag t, -1 sees its whole segment
+        s_j = sm_scale * <q[i,h], k[j,g]>; bias: s_j += bias[h, clip(j - i + m - 1, 0, 2m - 2)]
+        o[i,h] = sum over A of softmax(s)_j * v[j,g], the maximum subtracted first; lse[i,h] = log2(sum over A of e^s_j)
+    Rounding: once, o; scores, probabilities and sums stay f32
+    Rules:
+        1. q is whole heads of head_dim.
+        2. k is kv_heads * head_dim wide, of q's dtype.
+        3. v is on k's axis, of q's dtype, in kv_heads whole heads.
+        4. kv_heads divides q's heads.
+        5. q_indptr and kv_indptr are one column each of bounds, with equally many entries.
+        6. bias has one row a query head and an odd width.
+        7. tags are two lists of one column: q_tags on q's axis, kv_tags on k's.
+    Edge: query rows outside all segments, and those without an allowed key, give 0 and lse -inf. Key rows outside all segments
+        are never read. A decreasing indptr, or one past the rows, is a run-time error.
+    For: vision towers (segments are images), umT5 and BERT encoders, diffusion transformers (after pack_rows, with
+        group_indptr), cross attention
+    Public: block-diagonal `scaled_dot_product_attention`; FlashInfer ragged prefill
+    """
+    heads = width_divides(q, head_dim, 1, "q")
+    has_width(k, kv_heads * head_dim, 2, "k")
+    of_dtype(k, q.dtype, 2, "k")
+    on_axis(v, k.rows, 3, "v")
+    of_dtype(v, q.dtype, 3, "v")
+    value_width = width_divides(v, kv_heads, 3, "v")
+    holds(heads % kv_heads == 0, 4, "kv_heads", f"a divisor of the {heads} query heads", kv_heads)
+    has_width(q_indptr, 1, 5, "q_indptr")
+    has_width(kv_indptr, 1, 5, "kv_indptr")
+    if not axes.is_bounds(q_indptr.rows):
+        refuse(
+            5, "q_indptr", f"is on the axis {q_indptr.rows}, no bounds", code="forward.axis", expected="lanes+1 or the like", found=q_indptr
+        )
+    on_axis(kv_indptr, q_indptr.rows, 5, "kv_indptr")
+    if bias is not None:
+        on_axis(bias, heads, 6, "bias")
+        if bias.width % 2 == 0:
+            refuse(6, "bias", f"is {bias.width} wide", expected="an odd width, 2m - 1", found=bias)
+    if tags is not None:
+        holds(len(tags) == 2, 7, "tags", "two lists, q_tags and kv_tags", f"{len(tags)} lists")
+        for given, operand in zip(tags, (q, k), strict=True):
+            on_axis(given, operand.rows, 7, "tags")
+            has_width(given, 1, 7, "tags")
+    o = result(q, width=heads * value_width)
+    return [o, result(q, width=heads, dtype=F32)] if lse else o

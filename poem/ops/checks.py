@@ -109,3 +109,14 @@ def divided(value: Value, factor: int, rule: int, parameter: str) -> str | int:
         return axes.over(value.rows, factor)
     except ValueError as fault:
         refuse(rule, parameter, f"is on an axis that cannot be used here: {fault}", code="forward.axis", found=value)
+
+
+def written_slots(write_page: Value | None, write_offset: Value | None, rule: int) -> None:
+    """The physical slots of an append: both or none, one column each, on tokens."""
+    missing = "write_page" if write_page is None else "write_offset"
+    if (write_page is None) != (write_offset is None):
+        refuse(rule, missing, "is missing: write_page and write_offset go together", code="forward.bad-attribute", expected="both or none")
+    for name, given in (("write_page", write_page), ("write_offset", write_offset)):
+        if given is not None:
+            on_axis(given, "tokens", rule, name)
+            has_width(given, 1, rule, name)

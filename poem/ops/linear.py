@@ -3,8 +3,8 @@
 from typing import Literal
 
 from poem.graph import ValueType
-from poem.ops.checks import has_rank, has_shape, has_width, holds, like, on_axis, refuse, width_divides
-from poem.ops.record import Activation, AnyValue, AnyWeight, Count, DtypeWord, Ids, Number, check, op, result
+from poem.ops.checks import F32, has_rank, has_shape, has_width, holds, like, of_dtype, on_axis, refuse, width_divides
+from poem.ops.record import Activation, AnyValue, AnyWeight, Count, DtypeWord, FloatWeight, Ids, Number, check, op, result
 
 
 @op("linear")
@@ -140,3 +140,61 @@ def glu(
     holds(up_cap is None or (act == "situ" and up_cap > 0), 5, "up_cap", "None, or > 0 with act situ", up_cap)
     holds(limit is None or limit > 0, 6, "limit", "greater than 0", limit)
     return result(x, width=inter)
+
+
+@op("linear")
+def gelu_tanh(x: Activation) -> ValueType:
+    """The tanh form of GELU.
+
+    Shapes: x [N, W] on any axis -> [N, W], x's dtype
+    Formula: 0.5 x (1 + tanh(0.7978845608028654 (x + 0.044715 x^3)))
+    Rounding: once
+    For: vision towers of qwen_3, qwen_4, glm_5_next
+    Public: activation `gelu_pytorch_tanh` of transformers
+    """
+    return result(x)
+
+
+@op("linear", extension=True)
+def rel_bias(x: Activation, w: FloatWeight, heads: Count, d_rel: Count, extent: Count) -> ValueType:
+    """Learned biases by distance, one per head and distance, from each row.
+
+    Shapes: x [N, H*d_rel] on any axis, H = heads, w [d_rel, extent] -> bias f32 [N, H*extent]
+    Formula: bias[n, h*extent + e] = sum_j x[n, h*d_rel + j] * w[j, e]
+    Rounding: none beyond f32
+    Rules:
+        1. x is heads * d_rel wide.
+        2. w is [d_rel, extent].
+    For: inkling, as attend(bias=)
+    Public: transformers' `InklingRelativeLogits` before its gather by distance
+    """
+    has_width(x, heads * d_rel, 1, "x")
+    has_shape(w, (d_rel, extent), 2, "w")
+    return result(x, width=heads * extent, dtype=F32)
+
+
+@op("linear", extension=True)
+def lora_correct(x: Activation, bank_a: FloatWeight, bank_b: FloatWeight, routes: Ids, y: Activation) -> ValueType:
+    """Add each row's low-rank adapter to a product already made. alpha / rank is folded into bank_b.
+
+    Shapes: x [N, K] and y [N, M] on any one axis and of one dtype, bank_a [A, rank, K], bank_b [A, M, rank], routes i32 [N]
+        (inputs.adapter_routes()) -> [N, M], x's dtype
+    Formula: a = routes[n]: t = bank_a[a] @ x[n], y'[n] = y[n] + bank_b[a] @ t; routes[n] < 0: y[n] unchanged
+    Rounding: twice: t to x's dtype, then y'
+    Rules:
+        1. y has x's axis and dtype.
+        2. routes is one column on x's axis.
+        3. bank_a is [A, rank, x.width].
+        4. bank_b is [A, y.width, rank].
+    Edge: a route from A on is a run-time error
+    For: every text family that serves adapters
+    """
+    on_axis(y, x.rows, 1, "y")
+    of_dtype(y, x.dtype, 1, "y")
+    on_axis(routes, x.rows, 2, "routes")
+    has_width(routes, 1, 2, "routes")
+    has_rank(bank_a, 3, 3, "bank_a")
+    adapters, rank, _ = bank_a.shape
+    has_shape(bank_a, (adapters, rank, x.width), 3, "bank_a")
+    has_shape(bank_b, (adapters, y.width, rank), 4, "bank_b")
+    return result(y)

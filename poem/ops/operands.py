@@ -1,7 +1,7 @@
 """What an op may be called with, as its type rule sees it."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from poem.dtypes import Dtype
 from poem.errors import Frame
@@ -67,11 +67,41 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """A rope scaling value: `kind` is linear, llama3, yarn or longrope."""
+class Setting:
+    """An attribute of several parts. `word` is the language's word for its class, `kind` says which of the class."""
 
     kind: str
     settings: dict[str, Any] = field(default_factory=dict)
+    word: ClassVar[str] = "setting"
 
     def as_attribute(self) -> dict[str, Any]:
+        """The setting as plain data, as a node holds it."""
         return {"kind": self.kind, **self.settings}
+
+
+class Scaling(Setting):
+    """A rope scaling value: `kind` is linear, llama3, yarn or longrope."""
+
+    __slots__ = ()
+    word = "scaling"
+
+
+class Convolution(Setting):
+    """The geometry of a convolution; `kind` is conv."""
+
+    __slots__ = ()
+    word = "conv"
+
+
+class GridRule(Setting):
+    """How an op changes the box of a clip: `kind` is upsample, shuffle, unshuffle or avg."""
+
+    __slots__ = ()
+    word = "rule"
+
+
+class Segment(Setting):
+    """Which voxels attend each other; `kind` is segment."""
+
+    __slots__ = ()
+    word = "segment"

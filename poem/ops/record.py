@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 
 from poem.dtypes import FLOATS, Dtype
 from poem.graph import ValueType
-from poem.ops.operands import CacheHandle, Inputs, Scaling, Value, Weight
+from poem.ops.operands import CacheHandle, Convolution, GridRule, Inputs, Scaling, Segment, Value, Weight
 
 INT_LIMIT = 2**31
 _SINGLE = struct.Struct("<f")
@@ -107,6 +107,9 @@ Integers = Annotated[Sequence[int], Kind("integer", many=True)]
 Numbers = Annotated[Sequence[float], Kind("number", many=True)]
 DtypeWord = Annotated[Dtype, Kind("dtype")]
 RopeScaling = Annotated[Scaling, Kind("scaling")]
+ConvGeometry = Annotated[Convolution, Kind("conv")]
+BoxRule = Annotated[Convolution | GridRule, Kind("conv or rule")]
+SegmentRule = Annotated[Segment, Kind("segment")]
 # A word with choices is annotated `Literal["silu", "gelu"]`; an attribute of a kind that one op alone knows may be
 # `Annotated[T, Kind(...)]` in that op's module.
 
@@ -204,8 +207,8 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [m for m in typing.get_args(annotation) if m is not type(None)]
         optional, annotation = True, members[0]
-    members = typing.get_args(annotation)
-    kind = Kind("word", choices=members) if typing.get_origin(annotation) is Literal else members[1]
+    of = typing.get_args(annotation)
+    kind = Kind("word", choices=of) if typing.get_origin(annotation) is Literal else of[1]
     return Parameter(parameter.name, kind, parameter.default, optional)
 
 

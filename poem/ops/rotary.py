@@ -6,7 +6,7 @@ from typing import Literal
 from poem.graph import ValueType
 from poem.ops.checks import has_width, holds, of_dtype, on_axis, refuse, width_divides
 from poem.ops.operands import Scaling
-from poem.ops.record import Activation, Count, Flag, Ids, Indices, Number, RopeScaling, op, result
+from poem.ops.record import Activation, Count, F32Value, Flag, Ids, Indices, Number, Numbers, RopeScaling, op, result
 
 RopeForm = Literal["half", "interleaved", "proportional", "mrope_interleaved", "mrope_chunked", "mrope_blocked", "mrope_split"]
 
@@ -114,3 +114,80 @@ def _scaling(form: str, scaling: Scaling, r: int, rows: str | int) -> None:
         holds(found == r // 2, 11, "scaling", f"longrope with {r // 2} divisors", f"{found} divisors")
         if scaling.settings["use"] == "auto" and rows != "tokens":
             refuse(11, "q", f"is on the axis {rows}; longrope in auto needs lanes", code="forward.axis", expected="tokens", found=rows)
+
+
+@op("elemwise")
+def rope_axes(
+    x: Activation,
+    positions: F32Value,
+    dims: Indices,
+    thetas: Numbers,
+    form: Literal["interleaved", "split", "neox", "split_ladder"],
+    rotary_dim: Count,
+    head_dim: Count,
+) -> ValueType:
+    """Rotary embedding over several position axes, each with its own channels and base. One call per operand.
+
+    Shapes: x [N, H*D] on any axis, D = head_dim, positions f32 [N, A], A = 1 .. 4, which may be fractional or negative; dims
+        and thetas lists of A numbers, or of 4 padded with 0 -> [N, H*D], x's dtype
+    Formula: axis a owns the channels of each head from b_a = dims[0] + .. + dims[a-1]; its pair i < dims[a]/2 turns by
+        positions[n, a] * thetas[a]^(-2i/dims[a]); a pair (p, q) at angle t becomes (p cos t - q sin t, q cos t + p sin t)
+        interleaved:   pairs (b_a + 2i, b_a + 2i + 1)
+        split:         pairs (b_a + i, b_a + dims[a]/2 + i)
+        neox:          pair number c = b_a/2 + i is (c, c + rotary_dim/2)
+        Channels from rotary_dim on are copied.
+        split_ladder:  dims count channels of the whole row. Slot g = h*(D/2) + i of head h is the pair (i, i + D/2);
+                       pad = (H*D - sum dims) / 2; g < pad: copied; else a = (g - pad) % A, f = (g - pad) // A, F = dims[0]/2,
+                       angle positions[n, a] * thetas[a]^(f / (F - 1)), exponent 0 if F = 1
+    Rounding: once. Native frequencies are computed in float64 and rounded to f32; angle, cos and sin are f32.
+    Rules:
+        1. x is whole heads of head_dim.
+        2. positions is on x's axis, 1 to 4 wide.
+        3. dims and thetas have one number per position column, or 4 padded with 0; dims are even; thetas are > 0.
+        4. Except with split_ladder: dims sum to rotary_dim, and rotary_dim <= head_dim.
+        5. With split_ladder: rotary_dim equals head_dim and is even, dims are equal and sum to at most x.width.
+    For: interleaved flux_2 (dims 32 x 4, theta 2000), wan_2, z_image (theta 256); neox minimax_h3 (96 of 128); split
+        hunyuan_image_3; split_ladder ltx_2 (positions scaled to (2u - 1) pi/2)
+    Public: diffusers' `Flux2PosEmbed`, `WanRotaryPosEmbed`, `MiniMaxH3RotaryPosEmbed`,
+        `LTX2AudioVideoRotaryPosEmbed(rope_type="split")`
+    """
+    width_divides(x, head_dim, 1, "x")
+    on_axis(positions, x.rows, 2, "positions")
+    axes = positions.width
+    if axes > 4:
+        refuse(2, "positions", f"is {axes} wide", expected="1 to 4 columns", found=positions)
+    for name, listed in (("dims", dims), ("thetas", thetas)):
+        padded = len(listed) == 4 and not any(listed[axes:])
+        holds(len(listed) == axes or padded, 3, name, f"{axes} numbers, or 4 padded with 0", list(listed))
+    holds(all(dim % 2 == 0 for dim in dims), 3, "dims", "even", list(dims))
+    holds(all(theta > 0 for theta in thetas[:axes]), 3, "thetas", "greater than 0", list(thetas))
+    total = sum(dims)
+    if form == "split_ladder":
+        holds(rotary_dim == head_dim and head_dim % 2 == 0, 5, "rotary_dim", f"head_dim, {head_dim}, and even", rotary_dim)
+        holds(min(dims[:axes]) == max(dims[:axes]) > 0, 5, "dims", "equal and greater than 0", list(dims))
+        holds(total <= x.width, 5, "dims", f"sizes that sum to at most {x.width}", f"{list(dims)}, sum {total}")
+    else:
+        holds(total == rotary_dim, 4, "dims", f"sizes that sum to rotary_dim, {rotary_dim}", f"{list(dims)}, sum {total}")
+        holds(rotary_dim <= head_dim, 4, "rotary_dim", f"at most head_dim, {head_dim}", rotary_dim)
+    return result(x)
+
+
+@op("elemwise")
+def sinusoid(t: F32Value, dim: Count, max_period: Number = 10000.0, flip_sin_cos: Flag = True, scale: Number = 1.0) -> ValueType:
+    """Sinusoidal embedding of a number a row, such as a timestep.
+
+    Shapes: t f32 [R, 1] on any axis -> e f32 [R, dim]
+    Formula: h = dim/2, f_i = exp(-ln(max_period) * i / h), a_i = scale * (t * f_i); [cos a | sin a] with flip_sin_cos,
+        [sin a | cos a] without
+    Rounding: none beyond f32. f32 and float64 differ by about 6e-8 of the argument: compare large ones in one mode.
+    Rules:
+        1. t is one column.
+        2. dim is even.
+        3. max_period > 0.
+    For: all diffusion families
+    Public: diffusers' `get_timestep_embedding(downscale_freq_shift=0, flip_sin_to_cos=flip_sin_cos, scale=scale)`
+    """
+    has_width(t, 1, 1, "t")
+    holds(dim % 2 == 0, 2, "dim", "even", dim)
+    holds(max_period > 0, 3, "max_period", "greater than 0", max_period)
+    return result(t, width=dim)

@@ -5,12 +5,10 @@ Each function checks its arguments and returns a `Scaling`, which packages keep 
 are rounded to f32 like every scalar of a trace; frequencies are computed in float64.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
+from poem.ops.arguments import bad_value, count, flag, positive
 from poem.ops.operands import Scaling
-from poem.ops.record import INT_LIMIT, OpRefusal, round_to_single
 
 
 def linear(factor: float) -> Scaling:
@@ -20,7 +18,7 @@ def linear(factor: float) -> Scaling:
     Rules: factor > 0
     Public: rope type `linear` of transformers; Chen et al., "Extending Context Window of LLMs via Positional Interpolation"
     """
-    return Scaling("linear", {"factor": _positive("factor", factor)})
+    return Scaling("linear", {"factor": positive("factor", factor)})
 
 
 def llama3(factor: float, low_freq_factor: float, high_freq_factor: float, original_max_position: int) -> Scaling:
@@ -33,16 +31,16 @@ def llama3(factor: float, low_freq_factor: float, high_freq_factor: float, origi
     Rules: all are > 0; low_freq_factor < high_freq_factor
     Public: rope type `llama3` of transformers
     """
-    low, high = _positive("low_freq_factor", low_freq_factor), _positive("high_freq_factor", high_freq_factor)
+    low, high = positive("low_freq_factor", low_freq_factor), positive("high_freq_factor", high_freq_factor)
     if low >= high:
-        raise _bad("high_freq_factor", f"more than low_freq_factor, {low}", high)
+        raise bad_value("high_freq_factor", f"more than low_freq_factor, {low}", high)
     return Scaling(
         "llama3",
         {
-            "factor": _positive("factor", factor),
+            "factor": positive("factor", factor),
             "low_freq_factor": low,
             "high_freq_factor": high,
-            "original_max_position": _count("original_max_position", original_max_position),
+            "original_max_position": count("original_max_position", original_max_position),
         },
     )
 
@@ -69,17 +67,15 @@ def yarn(
     Public: rope type `yarn` of transformers, whose default attention factor is 0.1 * ln(factor) + 1 instead;
         Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models"
     """
-    if not isinstance(truncate, bool):
-        raise _bad("truncate", "True or False", truncate)
     return Scaling(
         "yarn",
         {
-            "factor": _positive("factor", factor),
-            "original_max_position": _count("original_max_position", original_max_position),
-            "beta_fast": _positive("beta_fast", beta_fast),
-            "beta_slow": _positive("beta_slow", beta_slow),
-            "attention_factor": 1.0 if attention_factor is None else _positive("attention_factor", attention_factor),
-            "truncate": truncate,
+            "factor": positive("factor", factor),
+            "original_max_position": count("original_max_position", original_max_position),
+            "beta_fast": positive("beta_fast", beta_fast),
+            "beta_slow": positive("beta_slow", beta_slow),
+            "attention_factor": 1.0 if attention_factor is None else positive("attention_factor", attention_factor),
+            "truncate": flag("truncate", truncate),
         },
     )
 
@@ -99,43 +95,21 @@ def longrope(
     divisors = {}
     for name, given in (("short", short), ("long", long)):
         if not isinstance(given, (list, tuple)) or not given:
-            raise _bad(name, "a list of numbers, one per pair", given)
-        divisors[name] = [_positive(f"{name}[{i}]", number) for i, number in enumerate(given)]
+            raise bad_value(name, "a list of numbers, one per pair", given)
+        divisors[name] = [positive(f"{name}[{i}]", number) for i, number in enumerate(given)]
     if len(divisors["short"]) != len(divisors["long"]):
-        raise _bad("long", f"as many numbers as short, {len(divisors['short'])}", f"{len(divisors['long'])} numbers")
+        raise bad_value("long", f"as many numbers as short, {len(divisors['short'])}", f"{len(divisors['long'])} numbers")
     if use not in ("auto", "short", "long"):
-        raise _bad("use", "auto, short or long", use)
+        raise bad_value("use", "auto, short or long", use)
     return Scaling(
         "longrope",
         {
             **divisors,
-            "original_max_position": _count("original_max_position", original_max_position),
-            "attention_factor": _positive("attention_factor", attention_factor),
+            "original_max_position": count("original_max_position", original_max_position),
+            "attention_factor": positive("attention_factor", attention_factor),
             "use": use,
         },
     )
 
 
 SCALINGS = {function.__name__: function for function in (linear, llama3, yarn, longrope)}
-
-
-def _bad(parameter: str, expected: str, found: Any) -> OpRefusal:
-    return OpRefusal("call.bad-value", parameter, f"must be {expected}, found {found!r}", expected, repr(found))
-
-
-def _positive(parameter: str, given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise _bad(parameter, "a number greater than 0", given)
-    try:
-        single = round_to_single(given)
-    except OverflowError:
-        single = math.inf
-    if not 0 < single < math.inf:
-        raise _bad(parameter, "a finite number greater than 0", given)
-    return single
-
-
-def _count(parameter: str, given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 < given < INT_LIMIT:
-        raise _bad(parameter, "an int >= 1 below 2**31", given)
-    return given
