@@ -110,7 +110,9 @@ def _sentencepiece(fields: Mapping[str, Any], tokens: list[str], kinds: list[int
 def _merges_by_score(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, best token first.
 
-    SentencePiece merges the neighbours whose joined piece scores best; BPE merges those that stand first in its list.
+    SentencePiece merges the neighbours whose joined piece scores best, the leftmost of equals; BPE merges those that
+    stand first in its list. Pieces of equal score, such as runs of spaces, therefore go by the longest left part: the
+    leftmost piece grows first.
     """
     pieces = {token for token, kind in zip(tokens, kinds, strict=True) if kind in (NORMAL, UNUSED, USER_DEFINED)}
     merges = [
@@ -120,7 +122,7 @@ def _merges_by_score(tokens: Sequence[str], kinds: Sequence[int], scores: Sequen
         for cut in range(1, len(token))
         if token[:cut] in pieces and token[cut:] in pieces
     ]
-    merges.sort(key=lambda merge: (merge[0], merge[2], merge[1]))
+    merges.sort(key=lambda merge: (merge[0], -merge[1], -len(merge[2])))
     return [(token[:cut], token[cut:]) for _, cut, token in merges]
 
 
@@ -143,7 +145,8 @@ def _tokens(fields: Mapping[str, Any]) -> list[str]:
     first: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if first.setdefault(token, index) != index:
-            raise _illegible("a token stands twice in the GGUF file's vocabulary", "every token once", f"{token!r} at {first[token]} and {index}")
+            twice = f"{token!r} at {first[token]} and {index}"
+            raise _illegible("a token stands twice in the GGUF file's vocabulary", "every token once", twice)
     return tokens
 
 

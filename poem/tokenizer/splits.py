@@ -11,7 +11,6 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
-_HANLESS = [part[:-1] + r"&&[^\p{Han}]]" for part in (_UPPER, _LOWER)]
 _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
 _PUNCTUATED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"""
 _ALPHABETS = (
@@ -22,12 +21,18 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 
-def _llama(letters: str = r"\p{L}", digits: str = r"\p{N}{1,3}", other: str = r"[^\s\p{L}\p{N}]", contractions: str = _CONTRACTIONS + "|") -> str:
+def _llama(
+    letters: str = r"\p{L}", digits: str = r"\p{N}{1,3}", other: str = r"[^\s\p{L}\p{N}]", contractions: str = _CONTRACTIONS + "|"
+) -> str:
     return rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?{other}+[\r\n]*|{_SPACES}"
 
 
-def _cased(contractions: str, digits: str) -> str:
-    return _CASED.replace("{0}", contractions) + rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+def _cased(contractions: str, digits: str, line_ends: str = r"[\r\n/]") -> str:
+    return _CASED.replace("{0}", contractions) + rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+{line_ends}*|{_SPACES}"
+
+
+def _without_han(pattern: str) -> str:
+    return pattern.replace(_UPPER, _UPPER[:-1] + r"&&[^\p{Han}]]").replace(_LOWER, _LOWER[:-1] + r"&&[^\p{Han}]]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,7 @@ _FAMILIES: dict[str, Split] = {
     "tekken": Split((_cased("", r"\p{N}"),), ignore_merges=True, add_bos=True),
     "gpt-4o llama4 kanana2 talkie minimax-m2": Split((_cased(_CONTRACTIONS + "?", r"\p{N}{1,3}"),)),
     "tiny_aya cohere2moe": Split((r"\d{1,3}(?=(?:\d{3})*\b)", _cased(_CONTRACTIONS + "?", r"\p{N}{1,3}"))),
-    "kimi-k2": Split((
-        r"[\p{Han}]+|" + _cased(_CONTRACTIONS + "?", r"\p{N}{1,3}").replace(_UPPER, _HANLESS[0]).replace(_LOWER, _HANLESS[1]).replace(r"[\r\n/]", r"[\r\n]"),
-    )),
+    "kimi-k2": Split((r"[\p{Han}]+|" + _without_han(_cased(_CONTRACTIONS + "?", r"\p{N}{1,3}", r"[\r\n]")),)),
     "youtu": Split((
         "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK, _cased(_CONTRACTIONS + "?", r"\p{N}"),
     ), ignore_merges=True),

@@ -78,28 +78,25 @@ class Tokenizer:
         return self._backend.encode(text).ids
 
     @cached_property
-    def frame(self) -> tuple[list[int], list[int]]:
-        """What the original's tokenizer puts before and after a text that is no chat, such as a bos token."""
-        bare, framed = (self._backend.encode("a", add_special_tokens=add).ids for add in (False, True))
-        for start in range(len(framed) - len(bare) + 1):
-            if framed[start : start + len(bare)] == bare:
-                return framed[:start], framed[start + len(bare) :]
-        return [], []
+    def opening(self) -> list[int]:
+        """What the original's tokenizer puts before a text that is no chat, such as a bos token."""
+        framed = self._backend.encode("a")
+        text = framed.special_tokens_mask.index(0) if 0 in framed.special_tokens_mask else 0
+        return framed.ids[:text]
 
-    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[str], markers: Iterable[str] = ()) -> list[int]:
         """The ids of texts and `Marker`s one after another, encoded together.
 
-        A marker becomes its own token; no other piece can become a special token or one of these markers.
+        A `Marker` becomes its own token. No other piece can become a special token, one of the `Marker`s, or one of
+        the further tokens `markers`.
 
         Raises:
             CheckpointError: `import.tokenizer` for a marker that the vocabulary lacks.
         """
-        markers = {str(piece) for piece in pieces if isinstance(piece, Marker)}
+        markers = {*markers, *(str(piece) for piece in pieces if isinstance(piece, Marker))}
         missing = sorted(marker for marker in markers if self.token_id(marker) is None)
         if missing:
-            raise CheckpointError(
-                "import.tokenizer", f"the vocabulary lacks `{missing[0]}`", expected=f"a token `{missing[0]}`", found="none of that spelling"
-            )
+            raise CheckpointError("import.tokenizer", "the vocabulary lacks a marker", expected=f"a token `{missing[0]}`", found="none")
         text = "".join(self._respelled(piece) if isinstance(piece, Marker) else piece for piece in pieces)
         text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no character
         return self._text_backend(markers).encode(text, add_special_tokens=False).ids
