@@ -11,9 +11,10 @@ from poem.dtypes import Dtype
 from poem.errors import Frame, PackageError
 from poem.graph import Attribute, Cache, Fold, Graph, Input, Node, Operand, Output, Param, Ref, Space, ValueType
 from poem.graph import Value as GraphValue
-from poem.ops import REGISTRY, SPELLINGS
+from poem.ops import REGISTRY
 from poem.ops.operands import CacheHandle, Inputs, Setting, Value, Weight
 from poem.ops.record import INT_LIMIT, REQUIRED, Kind, Op, OpRefusal, Parameter, round_to_single
+from poem.ops.spellings import spelled_today
 from poem.suggest import did_you_mean
 
 MAXIMUM_NODES = 500_000
@@ -166,7 +167,7 @@ class Tracer:
 
     def _unknown_op(self, name: str, where: Where) -> PackageError:
         namespace, _, short = name.partition(".")
-        hint = SPELLINGS.get(name, "")
+        hint = spelled_today(name)
         if hint:
             hint = f"use {hint}"
         else:
