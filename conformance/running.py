@@ -5,7 +5,9 @@ analysis; Higham, "Accuracy and Stability of Numerical Algorithms", section 3.3)
 of an op is its formula, written once more.
 """
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -69,13 +71,28 @@ class Running:
     def __rtruediv__(self, other: "Running | Number") -> "Running":
         return self._other(other) / self
 
-    def __getitem__(self, index: object) -> "Running":
-        """A part of it; the error must have the value's shape."""
-        return Running(self.arithmetic, self.value[index], np.broadcast_to(self.error, self.value.shape)[index])
+    # -- copies ----------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    @property
+    def inexact(self) -> bool:
+        """Whether there may be an error."""
+        return isinstance(self.error, np.ndarray) or self.error != 0.0
+
+    def _moved(self, move: "Callable[[np.ndarray], np.ndarray]") -> "Running":
+        error = move(np.broadcast_to(self.error, self.shape)) if self.inexact else 0.0
+        return Running(self.arithmetic, move(self.value), error)
+
+    def __getitem__(self, index: Any) -> "Running":
+        return self._moved(lambda array: array[index])
 
     def reshape(self, *shape: int) -> "Running":
-        error = np.broadcast_to(self.error, self.value.shape).reshape(*shape)
-        return Running(self.arithmetic, self.value.reshape(*shape), error)
+        return self._moved(lambda array: array.reshape(*shape))
+
+    def transpose(self, *axes: int) -> "Running":
+        return self._moved(lambda array: array.transpose(*axes))
 
     # -- reductions ----------------------------------------------------------------------------
     def sum(self, axis: int = -1) -> "Running":
@@ -94,15 +111,10 @@ class Running:
         other = self._other(other)
         terms = self.value.shape[-1]
         mine, its = np.abs(self.value), np.abs(other.value)
-        my_error = np.broadcast_to(self.error, mine.shape)
-        its_error = np.broadcast_to(other.error, its.shape)
-        worst = (mine + my_error) @ (its + its_error)
-        inherited = worst - mine @ its if self._inexact() or other._inexact() else 0.0
+        worst = (mine + self.error) @ (its + other.error)
+        inherited = worst - mine @ its if self.inexact or other.inexact else 0.0
         steps = self.arithmetic.growth(terms) * self.arithmetic.unit * worst + terms * self.arithmetic.tiny
         return Running(self.arithmetic, self.value @ other.value, inherited + steps)
-
-    def _inexact(self) -> bool:
-        return isinstance(self.error, np.ndarray) or self.error != 0.0
 
     # -- functions -----------------------------------------------------------------------------
     def sqrt(self) -> "Running":
@@ -134,7 +146,8 @@ class Running:
         """Vector libraries compute it as 1 - p(t) e^(-x^2) by formula 7.1.26 of Abramowitz and Stegun, "Handbook of Mathematical
         Functions", which is within 1.5e-7 and whose terms, of magnitude 1, round: an absolute error, also where erf is small."""
         sloped = self._sloped(_erf, lambda x: 2.0 / np.sqrt(np.pi) * np.exp(-x * x))
-        return Running(self.arithmetic, sloped.value, sloped.error + (1.5e-7 if self.arithmetic.function else 0.0) + self.arithmetic.function)
+        absolute = self.arithmetic.function + (1.5e-7 if self.arithmetic.function else 0.0)
+        return Running(self.arithmetic, sloped.value, sloped.error + absolute)
 
     def sin(self) -> "Running":
         """The error of the angle passes on at a slope of at most 1."""
@@ -184,11 +197,4 @@ class Running:
 
 def _erf(x: np.ndarray) -> np.ndarray:
     """The error function, in float64."""
-    import math
-
     return np.vectorize(math.erf, otypes=[np.float64])(x)
-
-
-def running(arithmetic: Arithmetic, value: Number) -> Running:
-    """An operand: exact as given."""
-    return Running(arithmetic, value)

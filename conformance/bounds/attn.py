@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from conformance.arithmetic import Arithmetic
-from conformance.bounds.record import Cells, bound, copies
+from conformance.bounds.record import Cells, bound, integers
 from conformance.running import Running
 from poem.batch import Geometry
 
 Exact = tuple[np.ndarray, ...]
-copies("attn.plan_prefill", "attn.kv_append", "attn.kv_append_shared")
+integers("attn.plan_prefill")
+integers("attn.kv_append", "attn.kv_append_shared", results=0)
 
 
 def _allowed(
@@ -44,8 +45,8 @@ def _allowed(
 
 @bound("attn.attend", reduces="scores of {} terms", length=lambda given: given["head_dim"])
 def attend(
-    a: Arithmetic, exact: Exact, *, q: np.ndarray, cache: Cells, inputs: Geometry, head_dim: int, kv_heads: int, sm_scale: float,
-    window: int | None, causal: bool, softcap: float | None, mask: Any, sinks: np.ndarray | None, bias: np.ndarray | None,
+    a: Arithmetic, exact: Exact, *, q: Running, cache: Cells, inputs: Geometry, head_dim: int, kv_heads: int, sm_scale: float,
+    window: int | None, causal: bool, softcap: float | None, mask: Any, sinks: Running | None, bias: Running | None,
     selection: np.ndarray | None, ratio: int, log_scaling: list[float] | None, lse: bool,
 ) -> Running | tuple[Running, ...]:  # fmt: skip
     """Lane by lane. The scale may be applied to q or to the score: both roundings are counted. mask: per lane a bool matrix."""
@@ -57,11 +58,11 @@ def attend(
         keys = cache.read(lane, 0, a).reshape(cells, kv_heads, head_dim)
         values = cache.read(lane, 1, a).reshape(cells, kv_heads, -1)
         queries = q[rows].reshape(new, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)  # [kv heads, group, rows, D]
-        scores = (Running(a, queries) * sm_scale).matmul(_transposed(keys, (1, 2, 0))[:, None]) * 1.0
+        scores = (queries * sm_scale).matmul(keys.transpose(1, 2, 0)[:, None]) * 1.0
         if softcap is not None:
             scores = softcap * (scores / softcap).tanh()
         if bias is not None:
-            scores = scores + _relative(bias[rows], position, cells, heads).reshape(scores.value.shape)
+            scores = scores + _relative(bias[rows], position, cells, heads).reshape(*scores.shape)
         if log_scaling is not None:
             floor, slope = log_scaling
             grown = 1.0 + slope * (Running(a, np.maximum(position + 1.0, floor)) / floor).log()
@@ -70,20 +71,20 @@ def attend(
         allowed = _allowed(position, cells, window, causal, None if mask is None else mask[lane], chosen, ratio)
         sink = None
         if sinks is not None:
-            given = np.broadcast_to(sinks if sinks.ndim == 1 else sinks[rows], (new, heads))
-            sink = given.T.reshape(kv_heads, heads // kv_heads, new, 1)
+            given = sinks[rows] if len(sinks.shape) == 2 else sinks * np.ones((new, 1))
+            sink = given.transpose(1, 0).reshape(kv_heads, heads // kv_heads, new, 1)
         top = np.where(allowed, scores.value, -np.inf).max(-1, keepdims=True, initial=-np.inf)
-        top = np.where(np.isfinite(top), top, 0.0) if sink is None else np.maximum(top, sink)
+        top = np.where(np.isfinite(top), top, 0.0) if sink is None else np.maximum(top, sink.value)
         shifted = Running(a, np.where(allowed, scores.value - top, 0.0), np.where(allowed, scores.error, 0.0)) + 0.0
         weights = shifted.exp()
         # A weight is in 0..1 however wrong its score is.
         weights = Running(a, np.where(allowed, weights.value, 0.0), np.where(allowed, np.minimum(weights.error, 1.0), 0.0))
         total = weights.sum()
         if sink is not None:
-            total = total + (Running(a, sink) - top).exp()
+            total = total + (sink - top).exp()
         empty = ~allowed.any(-1)[:, None]
         safe = Running(a, np.where(empty, 1.0, total.value), total.error)
-        out = (weights / safe).matmul(_transposed(values, (1, 0, 2))[:, None])
+        out = (weights / safe).matmul(values.transpose(1, 0, 2)[:, None])
         parts.append(_rows(out, new))
         if lse:
             log = safe.log() * (1.0 / np.log(2.0)) + top / np.log(2.0)
@@ -105,27 +106,23 @@ def prefill(
 
 
 @bound("attn.logit_softcap")
-def logit_softcap(a: Arithmetic, exact: Exact, *, x: np.ndarray, cap: float) -> Running:
-    return cap * (Running(a, x) / cap).tanh()
+def logit_softcap(a: Arithmetic, exact: Exact, *, x: Running, cap: float) -> Running:
+    return cap * (x / cap).tanh()
 
 
-def _transposed(running: Running, axes: tuple[int, ...]) -> Running:
-    error = np.broadcast_to(running.error, running.value.shape)
-    return Running(running.arithmetic, running.value.transpose(axes), error.transpose(axes) if running._inexact() else 0.0)
-
-
-def _relative(bias: np.ndarray, position: np.ndarray, cells: int, heads: int) -> np.ndarray:
+def _relative(bias: Running, position: np.ndarray, cells: int, heads: int) -> Running:
     """bias[t, h*extent + (p - j)] for 0 <= p - j < extent, else 0: `[heads, rows, cells]`."""
-    by_head = bias.reshape(len(bias), heads, -1)
+    by_head = bias.reshape(len(position), heads, -1)
     distance = position[:, None] - np.arange(cells)[None, :]
     inside = (distance >= 0) & (distance < by_head.shape[2])
-    picked = np.take_along_axis(by_head, np.where(inside, distance, 0)[:, None, :].repeat(heads, 1), 2)
-    return np.where(inside[:, None, :], picked, 0.0).transpose(1, 0, 2)
+    place = np.where(inside, distance, 0)[:, None, :].repeat(heads, 1)
+    picked = by_head[np.arange(len(position))[:, None, None], np.arange(heads)[None, :, None], place]
+    return (picked * inside[:, None, :].astype(np.float64)).transpose(1, 0, 2)
 
 
 def _rows(running: Running, new: int) -> Running:
     """`[kv heads, group, rows, width]` -> `[rows, heads * width]`."""
-    return _transposed(running, (2, 0, 1, 3)).reshape(new, -1)
+    return running.transpose(2, 0, 1, 3).reshape(new, -1)
 
 
 def _joined(a: Arithmetic, parts: list[Running], exact: np.ndarray) -> Running:

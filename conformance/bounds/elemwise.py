@@ -5,27 +5,31 @@ from collections.abc import Callable
 import numpy as np
 
 from conformance.arithmetic import Arithmetic, half_spacing
-from conformance.bounds.record import bound, copies
+from conformance.bounds.record import bound
 from conformance.running import Running
 
 Exact = tuple[np.ndarray, ...]
-copies("elemwise.copy")
+
+
+@bound("elemwise.copy", copies=True)
+def copy(a: Arithmetic, exact: Exact, *, x: Running) -> Running:
+    return x
 
 
 @bound("elemwise.add", "elemwise.residual_add")
-def add(a: Arithmetic, exact: Exact, *, x: np.ndarray, y: np.ndarray) -> Running:
-    return Running(a, x) + y
+def add(a: Arithmetic, exact: Exact, *, x: Running, y: Running) -> Running:
+    return x + y
 
 
 @bound("elemwise.mul")
-def mul(a: Arithmetic, exact: Exact, *, x: np.ndarray, y: np.ndarray) -> Running:
-    return Running(a, x) * y
+def mul(a: Arithmetic, exact: Exact, *, x: Running, y: Running) -> Running:
+    return x * y
 
 
 @bound("elemwise.mul_scalar")
-def mul_scalar(a: Arithmetic, exact: Exact, *, s: float, x: np.ndarray) -> Running:
+def mul_scalar(a: Arithmetic, exact: Exact, *, s: float, x: Running) -> Running:
     """Native mode rounds the scalar to x's dtype first, which is the result's."""
-    return Running(a, x) * Running(a, s, _scalar_error(a, s))
+    return x * Running(a, s, _scalar_error(a, s))
 
 
 def _scalar_error(a: Arithmetic, scalar: float) -> float:
@@ -34,52 +38,53 @@ def _scalar_error(a: Arithmetic, scalar: float) -> float:
 
 
 @bound("elemwise.scale")
-def scale(a: Arithmetic, exact: Exact, *, s: np.ndarray, x: np.ndarray) -> Running:
-    return Running(a, x) * s[0]
+def scale(a: Arithmetic, exact: Exact, *, s: np.ndarray, x: Running) -> Running:
+    return x * float(s[0])
 
 
 @bound("elemwise.add_bias")
-def add_bias(a: Arithmetic, exact: Exact, *, bias: np.ndarray, x: np.ndarray) -> Running:
-    return Running(a, x) + bias
+def add_bias(a: Arithmetic, exact: Exact, *, bias: np.ndarray, x: Running) -> Running:
+    return x + bias
 
 
 @bound("elemwise.clamp")
-def clamp(a: Arithmetic, exact: Exact, *, x: np.ndarray, lo: float, hi: float) -> Running:
+def clamp(a: Arithmetic, exact: Exact, *, x: Running, lo: float, hi: float) -> Running:
     """Exact but for the bounds, which native mode rounds to x's dtype."""
     slack = max(_scalar_error(a, lo), _scalar_error(a, hi))
-    return Running(a, exact[0], np.where((x <= lo + slack) | (x >= hi - slack), slack, 0.0))
+    near = (x.value <= lo + slack + x.error) | (x.value >= hi - slack - x.error)
+    return Running(a, exact[0], x.error + np.where(near, slack, 0.0))
 
 
 @bound("elemwise.standardize")
-def standardize(a: Arithmetic, exact: Exact, *, x: np.ndarray, bias: np.ndarray, scale: np.ndarray) -> Running:
-    return (Running(a, x) - bias) * scale
+def standardize(a: Arithmetic, exact: Exact, *, x: Running, bias: np.ndarray, scale: np.ndarray) -> Running:
+    return (x - bias) * scale
 
 
 @bound("elemwise.gate_sigmoid_mul")
-def gate_sigmoid_mul(a: Arithmetic, exact: Exact, *, x: np.ndarray, gate: np.ndarray) -> Running:
-    return Running(a, x) * Running(a, gate).sigmoid()
+def gate_sigmoid_mul(a: Arithmetic, exact: Exact, *, x: Running, gate: Running) -> Running:
+    return x * gate.sigmoid()
 
 
 @bound("elemwise.gelu")
-def gelu(a: Arithmetic, exact: Exact, *, x: np.ndarray, tanh: bool) -> Running:
-    return Running(a, x).gelu_tanh() if tanh else Running(a, x).gelu()
+def gelu(a: Arithmetic, exact: Exact, *, x: Running, tanh: bool) -> Running:
+    return x.gelu_tanh() if tanh else x.gelu()
 
 
 @bound("elemwise.cast")
-def cast(a: Arithmetic, exact: Exact, *, x: np.ndarray, dtype: str) -> Running:
+def cast(a: Arithmetic, exact: Exact, *, x: Running, dtype: str) -> Running:
     """The rounding of the result, nothing else."""
-    return Running(a, x)
+    return x
 
 
 @bound("elemwise.silu_scaled")
-def silu_scaled(a: Arithmetic, exact: Exact, *, s: float, x: np.ndarray) -> Running:
-    return (s * Running(a, x)).silu()
+def silu_scaled(a: Arithmetic, exact: Exact, *, s: float, x: Running) -> Running:
+    return (s * x).silu()
 
 
 def _unary(op: str, formula: Callable[[Running], Running]) -> None:
     @bound(op)
-    def step_by_step(a: Arithmetic, exact: Exact, *, x: np.ndarray) -> Running:
-        return formula(Running(a, x))
+    def step_by_step(a: Arithmetic, exact: Exact, *, x: Running) -> Running:
+        return formula(x)
 
 
 _unary("elemwise.silu", Running.silu)

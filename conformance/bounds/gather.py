@@ -3,14 +3,42 @@
 import numpy as np
 
 from conformance.arithmetic import Arithmetic
-from conformance.bounds.record import bound, copies
+from conformance.bounds.record import bound
 from conformance.running import Running
 
 Exact = tuple[np.ndarray, ...]
-copies(
-    "gather.gather_rows", "gather.split_rows", "gather.split_qkv", "gather.split_q_gate", "gather.concat_cols", "gather.pack_rows",
-    "gather.unpack_rows", "gather.group_rows", "gather.scatter_live_rows", "gather.scatter_rows", "gather.select",
-)  # fmt: skip
+
+
+@bound("gather.gather_rows", copies=True)
+def gather_rows(a: Arithmetic, exact: Exact, *, x: Running, rows: np.ndarray) -> Running:
+    return x[rows.reshape(-1)]
+
+
+@bound("gather.split_rows", copies=True)
+def split_rows(a: Arithmetic, exact: Exact, *, x: Running, width: int) -> tuple[Running, ...]:
+    return x[:, :width], x[:, width:]
+
+
+@bound("gather.split_qkv", copies=True)
+def split_qkv(a: Arithmetic, exact: Exact, *, x: Running, q_width: int, kv_width: int) -> tuple[Running, ...]:
+    return x[:, :q_width], x[:, q_width : q_width + kv_width], x[:, q_width + kv_width :]
+
+
+@bound("gather.split_q_gate", copies=True)
+def split_q_gate(a: Arithmetic, exact: Exact, *, x: Running, head_dim: int) -> tuple[Running, ...]:
+    pairs = x.reshape(x.shape[0], -1, 2, head_dim)
+    return tuple(pairs[:, :, side].reshape(x.shape[0], -1) for side in (0, 1))
+
+
+@bound("gather.select", copies=True)
+def select(a: Arithmetic, exact: Exact, *, x: Running, index: int, width: int) -> Running:
+    return x[:, index * width : (index + 1) * width]
+
+
+@bound("gather.concat_cols", copies=True)
+def concat_cols(a: Arithmetic, exact: Exact, **given: list[Running]) -> Running:
+    (parts,) = given.values()
+    return Running(a, exact[0], np.concatenate([np.broadcast_to(part.error, part.shape) for part in parts], axis=1))
 
 
 @bound("gather.embed", "gather.embed_concat")
@@ -20,16 +48,13 @@ def embed(a: Arithmetic, exact: Exact, *, ids: np.ndarray, table: np.ndarray, vo
 
 
 @bound("gather.embed_weighted", reduces="sum of {} rows", length=lambda given: given["ids"].shape[-1])
-def embed_weighted(
-    a: Arithmetic, exact: Exact, *, ids: np.ndarray, weights: np.ndarray, table: np.ndarray, vocab: int
-) -> Running:
+def embed_weighted(a: Arithmetic, exact: Exact, *, ids: np.ndarray, weights: Running, table: np.ndarray, vocab: int) -> Running:
     rows = table[np.where((ids >= 0) & (ids < vocab), ids, 0)]
-    taps = ids.shape[1]
-    magnitude = np.einsum("nt,ntd->nd", np.abs(weights), np.abs(rows))
-    return Running(a, exact[0], a.growth(taps) * a.unit * magnitude + taps * a.tiny)
+    taps = weights.reshape(ids.shape[0], 1, ids.shape[1])
+    return taps.matmul(rows).reshape(ids.shape[0], -1)
 
 
 @bound("gather.pool_rows", reduces="mean of {} rows", length=lambda given: given["side"] ** 2)
-def pool_rows(a: Arithmetic, exact: Exact, *, x: np.ndarray, side: int) -> Running:
+def pool_rows(a: Arithmetic, exact: Exact, *, x: Running, side: int) -> Running:
     count = side * side
-    return (Running(a, x.reshape(-1, count, x.shape[1])).sum(1) / count).reshape(-1, x.shape[1])
+    return (x.reshape(-1, count, x.shape[1]).sum(1) / count).reshape(-1, x.shape[1])

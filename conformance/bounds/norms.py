@@ -21,56 +21,55 @@ def _rms(x: Running, eps: float) -> Running:
 
 
 @bound("elemwise.rmsnorm", reduces="mean of {} squares", length=lambda given: given["x"].shape[-1])
-def rmsnorm(a: Arithmetic, exact: Exact, *, x: np.ndarray, w: np.ndarray, eps: float) -> Running:
-    return _rms(Running(a, x), eps) * w
+def rmsnorm(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, eps: float) -> Running:
+    return _rms(x, eps) * w
 
 
 @bound("elemwise.rmsnorm_plus_one", reduces="mean of {} squares", length=lambda given: given["x"].shape[-1])
-def rmsnorm_plus_one(a: Arithmetic, exact: Exact, *, x: np.ndarray, w: np.ndarray, eps: float) -> Running:
-    return _rms(Running(a, x), eps) * (Running(a, w) + 1.0)
+def rmsnorm_plus_one(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, eps: float) -> Running:
+    return _rms(x, eps) * (Running(a, w) + 1.0)
 
 
 @bound("elemwise.rmsnorm_per_head", reduces="mean of {} squares", length=lambda given: given["head_dim"])
-def rmsnorm_per_head(a: Arithmetic, exact: Exact, *, x: np.ndarray, w: np.ndarray, head_dim: int, eps: float) -> Running:
-    return (_rms(Running(a, x).reshape(len(x), -1, head_dim), eps) * w).reshape(*x.shape)
+def rmsnorm_per_head(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, head_dim: int, eps: float) -> Running:
+    return (_rms(x.reshape(x.shape[0], -1, head_dim), eps) * w).reshape(*x.shape)
 
 
 @bound("elemwise.rmsnorm_per_head_plus_one", reduces="mean of {} squares", length=lambda given: given["head_dim"])
-def rmsnorm_per_head_plus_one(a: Arithmetic, exact: Exact, *, x: np.ndarray, w: np.ndarray, head_dim: int, eps: float) -> Running:
-    return (_rms(Running(a, x).reshape(len(x), -1, head_dim), eps) * (Running(a, w) + 1.0)).reshape(*x.shape)
+def rmsnorm_per_head_plus_one(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, head_dim: int, eps: float) -> Running:
+    return (_rms(x.reshape(x.shape[0], -1, head_dim), eps) * (Running(a, w) + 1.0)).reshape(*x.shape)
 
 
 @bound("elemwise.rmsnorm_no_scale", reduces="mean of {} squares", length=lambda given: given["head_dim"])
-def rmsnorm_no_scale(a: Arithmetic, exact: Exact, *, x: np.ndarray, head_dim: int, eps: float) -> Running:
-    return _rms(Running(a, x).reshape(len(x), -1, head_dim), eps).reshape(*x.shape)
+def rmsnorm_no_scale(a: Arithmetic, exact: Exact, *, x: Running, head_dim: int, eps: float) -> Running:
+    return _rms(x.reshape(x.shape[0], -1, head_dim), eps).reshape(*x.shape)
 
 
 @bound("elemwise.rmsnorm_grouped_plus_one", reduces="mean of {} squares", length=lambda given: given["group"])
-def rmsnorm_grouped_plus_one(a: Arithmetic, exact: Exact, *, x: np.ndarray, w: np.ndarray, group: int, eps: float) -> Running:
-    return _rms(Running(a, x).reshape(len(x), -1, group), eps).reshape(*x.shape) * (Running(a, w) + 1.0)
+def rmsnorm_grouped_plus_one(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, group: int, eps: float) -> Running:
+    return _rms(x.reshape(x.shape[0], -1, group), eps).reshape(*x.shape) * (Running(a, w) + 1.0)
 
 
 @bound("elemwise.rmsnorm_gated", reduces="mean of {} squares", length=lambda given: given["head_dim"])
 def rmsnorm_gated(
-    a: Arithmetic, exact: Exact, *, x: np.ndarray, gate: np.ndarray, w: np.ndarray, head_dim: int, eps: float, act: str, gate_first: bool
+    a: Arithmetic, exact: Exact, *, x: Running, gate: Running, w: np.ndarray, head_dim: int, eps: float, act: str, gate_first: bool
 ) -> Running:
-    opened = Running(a, gate).silu() if act == "silu" else Running(a, gate).sigmoid()
+    opened = gate.silu() if act == "silu" else gate.sigmoid()
     gain = np.tile(w, x.shape[1] // len(w))
-    row = Running(a, x) * opened if gate_first else Running(a, x)
-    normed = _rms(row.reshape(len(x), -1, head_dim), eps).reshape(*x.shape) * gain
+    row = x * opened if gate_first else x
+    normed = _rms(row.reshape(x.shape[0], -1, head_dim), eps).reshape(*x.shape) * gain
     return normed if gate_first else normed * opened
 
 
 @bound("elemwise.layernorm", reduces="mean of {} terms", length=lambda given: given["x"].shape[-1])
 def layernorm(
-    a: Arithmetic, exact: Exact, *, x: np.ndarray, w: np.ndarray | None, b: np.ndarray | None, eps: float
+    a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray | None, b: np.ndarray | None, eps: float
 ) -> Running:
     """Two passes, or Welford's one, whose variance errs by growth(W) kappa u, kappa = sqrt(1 + mean^2 / variance)
     (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983): the larger is taken."""
-    row = Running(a, x)
-    centred = row - row.mean()
+    centred = x - x.mean()
     variance = (centred * centred).mean()
-    mean_squares = np.mean(x * x, axis=-1, keepdims=True)
+    mean_squares = np.mean(x.value * x.value, axis=-1, keepdims=True)
     one_pass = a.growth(x.shape[-1]) * a.unit * np.sqrt(variance.value * mean_squares)
     variance = Running(a, variance.value, np.maximum(variance.error, one_pass))
     normed = centred * (variance + eps).rsqrt()
@@ -79,5 +78,5 @@ def layernorm(
 
 
 @bound("elemwise.layernorm_no_scale", reduces="mean of {} terms", length=lambda given: given["x"].shape[-1])
-def layernorm_no_scale(a: Arithmetic, exact: Exact, *, x: np.ndarray, eps: float) -> Running:
+def layernorm_no_scale(a: Arithmetic, exact: Exact, *, x: Running, eps: float) -> Running:
     return layernorm(a, exact, x=x, w=None, b=None, eps=eps)

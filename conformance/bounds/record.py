@@ -9,20 +9,23 @@ import numpy as np
 from conformance.arithmetic import PRECISION, Arithmetic, half_spacing
 from conformance.running import Running
 from poem.batch import Geometry
+from poem.ops import REGISTRY
 
-# A bound function gets the arithmetic, the exact results, and the op's operands (float64 or integer arrays, `Cells`,
-# `Geometry`) and attributes by parameter name. It returns, per result, a `Running` before it is stored; None for integers.
-BoundFunction = Callable[..., Running | None | tuple[Running | None, ...]]
+# A bound function gets the arithmetic, the exact results, and the op's operands and attributes by parameter name: float values
+# as `Running`, weights and integers as arrays, `Cells`, `Geometry`. It returns, per result, a `Running` before it is stored; None
+# for integers.
+BoundFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
     """The cells of a cache row as they were appended, before any cast.
 
-    lanes: per lane, the planes `[kv_len, width]`. dtype: what the space stores. scales: per plane, or None for 1.
+    lanes: per lane, the planes `[kv_len, width]`, arrays or `Running`. dtype: what the space stores. scales: per plane, or None
+    for 1.
     """
 
-    lanes: Sequence[tuple[np.ndarray, ...]]
+    lanes: Sequence[tuple[np.ndarray | Running, ...]]
     dtype: str
     scales: tuple[float, ...] | None = None
 
@@ -30,54 +33,65 @@ class Cells:
         """A plane as attention reads it: exact, or within the rounding of the cells' dtype."""
         planes = self.lanes[lane]
         plane = min(plane, len(planes) - 1)
-        cells = planes[plane]
+        cells = as_running(arithmetic, planes[plane])
         dtype = self.dtype if arithmetic.cells is None else arithmetic.cells
         if not dtype or PRECISION[dtype][0] >= 24:
-            return Running(arithmetic, cells)
+            return cells
         scale = self.scales[plane] if self.scales else 1.0
-        magnitude = np.abs(cells) / scale
+        magnitude = (np.abs(cells.value) + cells.error) / scale
         error = half_spacing(magnitude, dtype)
         if dtype == "e4m3":
             error = np.maximum(error, magnitude - 448.0)
-        return Running(arithmetic, cells, error * scale)
+        return Running(arithmetic, cells.value, cells.error + error * scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """How one op errs.
 
-    function: the bound, or None where the result is a copy of bits, an integer or nothing.
+    function: the bound; for a copy, the op itself on `Running` operands.
+    copies: results are bits of operands, integers or nothing: they are not rounded again.
     reduces: what the longest sum of the op runs over, for reports: "dot product of {} terms".
     length: how many terms that is, from the arguments.
     by_lane: the function also takes `geometry`.
+    weights: which parameters are weights.
     """
 
-    function: BoundFunction | None
+    function: BoundFunction
+    copies: bool = False
     reduces: str = ""
     length: Callable[[Mapping[str, Any]], int] | None = None
     by_lane: bool = False
+    weights: frozenset[str] = frozenset()
 
 
 BOUNDS: dict[str, Bound] = {}
 
 
 def bound(
-    *ops: str, reduces: str = "", length: Callable[[Mapping[str, Any]], int] | None = None, by_lane: bool = False
+    *ops: str,
+    copies: bool = False,
+    reduces: str = "",
+    length: Callable[[Mapping[str, Any]], int] | None = None,
+    by_lane: bool = False,
 ) -> Callable[[BoundFunction], BoundFunction]:
     """Register the decorated function as the bound of these ops."""
 
     def register(function: BoundFunction) -> BoundFunction:
         for op in ops:
-            BOUNDS[op] = Bound(function, reduces, length, by_lane)
+            weights = frozenset(parameter.name for parameter in REGISTRY[op].parameters if parameter.kind.word == "weight")
+            BOUNDS[op] = Bound(function, copies, reduces, length, by_lane, weights)
         return function
 
     return register
 
 
-def copies(*ops: str) -> None:
-    """Register ops whose results are bits of their operands, integers, or nothing: got must equal want."""
-    for op in ops:
-        BOUNDS[op] = Bound(None)
+def integers(*ops: str, results: int = 1) -> None:
+    """Register ops whose results are integers, or nothing (`results=0`)."""
+
+    @bound(*ops, copies=True)
+    def none(a: Arithmetic, exact: tuple[np.ndarray, ...], **given: Any) -> tuple[None, ...]:
+        return (None,) * results
 
 
 def local_bound(
@@ -87,32 +101,45 @@ def local_bound(
     dtypes: Sequence[str],
     arithmetic: Arithmetic,
     geometry: Geometry | None = None,
-) -> tuple[np.ndarray, ...]:
-    """Elementwise bounds of |computed - exact| for each result of one op on exactly these operands.
+) -> tuple[Running, ...]:
+    """For each result of one op, the exact value and a bound of |computed - exact|.
 
+    arguments: operands and attributes by parameter name, weights decoded. A float value is an array, exact as given, or a
+        `Running`, whose error is carried on; `Cells` likewise.
     exact: the results on real numbers. dtypes: the graph's dtypes of the results. geometry: of the pass, for ops whose rows
-    depend on their lane. KeyError for an op without a bound.
+        depend on their lane.
+    KeyError for an op without a bound.
     """
     record = BOUNDS[op]
-    if record.function is None:
-        return tuple(np.zeros(result.shape) for result in exact)
     if arithmetic.results is None:
-        arithmetic = replace(arithmetic, results=dtypes[0])
-        listed_dtypes = list(dtypes)
+        arithmetic, stored = replace(arithmetic, results=dtypes[0]), list(dtypes)
     else:
-        listed_dtypes = [arithmetic.results] * len(dtypes)
-    extra = {"geometry": geometry} if record.by_lane else {}
-    made = record.function(arithmetic, exact, **arguments, **extra)
+        stored = [arithmetic.results] * len(dtypes)
+    given = {name: value if name in record.weights else as_running(arithmetic, value) for name, value in arguments.items()}
+    if record.by_lane:
+        given["geometry"] = geometry
+    made = record.function(arithmetic, exact, **given)
     listed = made if isinstance(made, tuple) else (made,)
     return tuple(
-        np.zeros(result.shape) if running is None else _stored(running, dtype)
-        for running, result, dtype in zip(listed, exact, listed_dtypes, strict=True)
+        Running(arithmetic, result) if running is None else running if record.copies else _stored(running, dtype)
+        for running, result, dtype in zip(listed, exact, stored, strict=True)
     )
 
 
-def _stored(running: Running, dtype: str) -> np.ndarray:
+def as_running(arithmetic: Arithmetic, value: Any) -> Any:
+    """A float array as an exact `Running`, one element by element if it is a list; anything else as it is."""
+    if isinstance(value, Running):
+        return Running(arithmetic, value.value, value.error)
+    if isinstance(value, list) and value and isinstance(value[0], (np.ndarray, Running)):
+        return [as_running(arithmetic, item) for item in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return Running(arithmetic, value)
+    return value
+
+
+def _stored(running: Running, dtype: str) -> Running:
     """The error after the result is rounded to its dtype. The last step of an op already rounded to f32."""
     error = np.broadcast_to(running.error, running.value.shape)
-    if not dtype or PRECISION[dtype][0] >= PRECISION["f32"][0]:
-        return error
-    return error + half_spacing(np.abs(running.value) + error, dtype)
+    if dtype and PRECISION[dtype][0] < PRECISION["f32"][0]:
+        error = error + half_spacing(np.abs(running.value) + error, dtype)
+    return Running(running.arithmetic, running.value, error)

@@ -25,7 +25,9 @@ def _powers(a: Arithmetic, theta: float, exponents: np.ndarray) -> Running:
     return power * 1.0  # the reciprocal
 
 
-def _scaled(a: Arithmetic, f: Running, scaling: dict[str, Any] | None, theta: float, rotated: int, lengths: np.ndarray) -> tuple[Running, float]:
+def _scaled(
+    a: Arithmetic, f: Running, scaling: dict[str, Any] | None, theta: float, rotated: int, lengths: np.ndarray
+) -> tuple[Running, float]:
     """Frequencies `[pairs]`, or `[rows, pairs]` where rows differ, and the attention factor.
 
     lengths: per row, how many tokens its lane has.
@@ -95,15 +97,15 @@ def _pairs(
 
 @bound("elemwise.rope", by_lane=True)
 def rope(
-    a: Arithmetic, exact: Exact, *, q: np.ndarray, k: np.ndarray | None, positions: np.ndarray, head_dim: int, theta: float,
+    a: Arithmetic, exact: Exact, *, q: Running, k: Running | None, positions: np.ndarray, head_dim: int, theta: float,
     rotary_dim: int | None, form: str, part: str, scaling: dict[str, Any] | None, sections: list[int] | None, inverse: bool,
     geometry: Geometry | None,
 ) -> tuple[Running, ...]:  # fmt: skip
     """Two products and a sum for each channel of a pair, on cos and sin of an angle in f32; other channels are copies."""
-    rotated = rotary_dim or head_dim
+    rotated, rows = rotary_dim or head_dim, q.shape[0]
     first, second, column, exponents = _pairs(form, head_dim, rotated, part, sections)
-    position = positions.reshape(len(q), -1).astype(np.float64)[:, column]
-    lengths = np.zeros(len(q))
+    position = positions.reshape(rows, -1).astype(np.float64)[:, column]
+    lengths = np.zeros(rows)
     if geometry is not None:
         lengths = geometry.kv_len[geometry.lane_of_row]
     frequencies, factor = _scaled(a, _powers(a, theta, exponents), scaling, theta, rotated, lengths)
@@ -111,15 +113,15 @@ def rope(
     cos, sin = angle.cos() * factor, angle.sin() * factor
     if inverse:
         sin = -sin
-    cos, sin = cos.reshape(len(q), 1, -1), sin.reshape(len(q), 1, -1)
+    cos, sin = cos.reshape(rows, 1, -1), sin.reshape(rows, 1, -1)
 
-    def turned(x: np.ndarray) -> Running:
-        heads = x.reshape(len(x), -1, head_dim)
+    def turned(x: Running) -> Running:
+        heads = x.reshape(rows, -1, head_dim)
         left, right = heads[..., first], heads[..., second]
-        value, error = heads.copy(), np.zeros(heads.shape)
+        value, error = heads.value.copy(), np.array(np.broadcast_to(heads.error, heads.shape))
         for channels, turning in ((first, cos * left - sin * right), (second, cos * right + sin * left)):
             value[..., channels] = turning.value
             error[..., channels] = turning.error
-        return Running(a, value.reshape(x.shape), error.reshape(x.shape))
+        return Running(a, value, error).reshape(*x.shape)
 
     return (turned(q),) if k is None else (turned(q), turned(k))

@@ -1,5 +1,5 @@
 """Bounds of ops.sampling: ids, so none. A differing id is a fault unless its runner-up was within the bound of the logits."""
 
-from conformance.bounds.record import copies
+from conformance.bounds.record import integers
 
-copies("sampling.argmax")
+integers("sampling.argmax")

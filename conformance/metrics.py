@@ -1,0 +1,85 @@
+"""Distances between two tensors: units in the last place, normalised error, cosine."""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+# The floats that distances are counted in, as integers of the same width.
+_CODES = {"f32": (np.float32, np.int32), "bf16": (ml_dtypes.bfloat16, np.int16), "f16": (np.float16, np.int16)}
+
+
+def ulp_distance(got: np.ndarray, want: np.ndarray, dtype: str = "f32") -> np.ndarray:
+    """How many numbers of `dtype` lie from one to the other, elementwise, as int64.
+
+    Both are rounded to `dtype` first. -0 and +0 are one number; infinity is one step past the largest; a NaN is at distance 0
+    from a NaN and further from anything else than any two numbers are.
+    """
+    kind, code = _CODES[dtype]
+    with np.errstate(over="ignore"):
+        a, b = (np.ascontiguousarray(np.asarray(x).astype(kind)) for x in (got, want))
+    sides = []
+    for x in (a, b):
+        bits = x.view(code).astype(np.int64)
+        sides.append(np.where(bits < 0, np.iinfo(code).min - bits, bits))  # sign and magnitude to one line of integers
+    distance = np.abs(sides[0] - sides[1])
+    nan = np.isnan(a) | np.isnan(b)
+    return np.where(nan, np.where(np.isnan(a) & np.isnan(b), 0, np.int64(2) * np.iinfo(code).max + 2), distance)
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    """Normalised mean square error, sum (got - want)^2 / sum want^2: 0 for equal tensors, inf against zeros."""
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    error, power = float(np.sum((got - want) ** 2)), float(np.sum(want**2))
+    return error / power if power else (0.0 if error == 0.0 else float("inf"))
+
+
+def cosine(got: np.ndarray, want: np.ndarray) -> float:
+    """The cosine of the angle between two tensors taken as vectors; 1 for two zeros."""
+    got, want = got.astype(np.float64).reshape(-1), want.astype(np.float64).reshape(-1)
+    lengths = float(np.sqrt(got @ got) * np.sqrt(want @ want))
+    return float(got @ want) / lengths if lengths else float(np.array_equal(got, want))
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far one tensor is from another, and from its bound.
+
+    fraction: the largest |got - want| / bound (0 where both are 0, inf where only the bound is or where NaN or infinity
+        differ); the tensors agree when it is at most 1. index: where that is. special: how many elements are NaN or infinite
+        on one side and not alike on the other.
+    """
+
+    fraction: float
+    index: tuple[int, ...]
+    special: int
+    max_ulp: int
+    nmse: float
+    cosine: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.fraction <= 1.0
+
+
+def measure(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> Distance:
+    """Compare two tensors of one shape under an elementwise bound. NaN and infinity come first."""
+    fraction, special = fractions(got, want, bound)
+    index = tuple(map(int, np.unravel_index(int(np.argmax(fraction)), fraction.shape))) if fraction.size else ()
+    with np.errstate(all="ignore"):
+        return Distance(
+            float(fraction[index]) if fraction.size else 0.0, index, int(special.sum()),
+            int(ulp_distance(got, want).max(initial=0)), nmse(got, want), cosine(got, want),
+        )  # fmt: skip
+
+
+def fractions(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """|got - want| / bound elementwise, and where NaN or infinity are not alike (there the fraction is inf)."""
+    with np.errstate(all="ignore"):
+        single = np.asarray(got).astype(np.float32)
+        alike = (np.isnan(single) & np.isnan(want)) | (single == want)
+        special = ~(np.isfinite(single) & np.isfinite(want)) & ~alike
+        error = np.abs(got - want.astype(np.float64))
+        fraction = np.where(error == 0.0, 0.0, error / bound)
+    fraction = np.where(special, np.inf, np.where(np.isfinite(single) & np.isfinite(want), fraction, 0.0))
+    return np.where(np.isnan(fraction), np.inf, fraction), special
