@@ -65,6 +65,17 @@ class Kind:
     choices: tuple[str, ...] = ()
     least: int = 1
 
+    def __str__(self) -> str:
+        """What to pass, in words: `value of f32`, `list of counts`, `silu or gelu`."""
+        if self.choices:
+            return " or ".join([", ".join(self.choices[:-1]), self.choices[-1]] if len(self.choices) > 1 else self.choices)
+        words = {"count": f"int >= {self.least}", "integer": "int", "flag": "True or False"}
+        one = words.get(self.word, self.word)
+        of = f" of {self.dtype_words()}" if self.dtypes else ""
+        if not self.many:
+            return one + of
+        return f"{one}{of}, or a list of them" if self.alone else f"list of {one}{of}"
+
     def takes(self, dtype: Dtype) -> bool:
         """Whether a value or weight of that dtype is accepted."""
         return not self.dtypes or dtype.name in self.dtypes or (self.quantised and dtype.is_quantised)
@@ -200,6 +211,18 @@ class Op:
                 lines.append(line)
         sections[current] = inspect.cleandoc("\n".join(lines))
         return sections
+
+    @cached_property
+    def rules(self) -> dict[int, str]:
+        """The numbered rules, each in one line."""
+        found: dict[int, str] = {}
+        for line in self.documentation.get("Rules", "").splitlines():
+            match = re.match(r"(\d+)\. (.*)", line)
+            if match:
+                found[int(match[1])] = match[2]
+            else:
+                found[max(found)] += f" {line.strip()}"
+        return found
 
 
 def _parameter(parameter: inspect.Parameter) -> Parameter:
