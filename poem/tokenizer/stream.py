@@ -41,4 +41,6 @@ class TextStream:
 
     def _text(self) -> str:
         before = self._decode(self._context) if self._context else ""
-        return self._decode(self._context + self._pending)[len(before) :]
+        text = self._decode(self._context + self._pending)
+        # Decoders with byte tokens take a run of them as one: an incomplete character undoes the whole one before it.
+        return text[len(before) :] if text.startswith(before) else self._decode(self._pending)

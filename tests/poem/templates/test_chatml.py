@@ -12,7 +12,8 @@ from poem.tokenizer import Tokenizer
 Make = Callable[..., Tokenizer]
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
 
 
@@ -129,7 +130,11 @@ def test_thoughts_survive_between_a_question_and_the_results_of_its_tools(qwen: 
 
 @pytest.mark.parametrize(
     ("talk", "tools"),
-    [([user("Hi")], [WEATHER]), ([{"role": "tool", "content": "x"}], []), ([{"role": "assistant", "content": "", "tool_calls": [CALL]}], [])],
+    [
+        ([user("Hi")], [WEATHER]),
+        ([{"role": "tool", "content": "x"}], []),
+        ([{"role": "assistant", "content": "", "tool_calls": [CALL]}], []),
+    ],
 )
 def test_tools_that_the_template_does_not_declare_are_refused(talk: list[dict], tools: list[dict], qwen: Tokenizer) -> None:
     with pytest.raises(UsageError) as caught:
