@@ -1,8 +1,7 @@
-"""Selecting, joining and stacking weights plane by plane, so that codes and scales stay what they are.
+"""Selecting and joining stored weights on any axis, plane by plane, so that codes and scales stay what they are.
 
 A factor belongs to a run, a tile, a row or the whole of the weight, so an axis of the weight is an axis of the factor in
-other steps, or none at all. A whole-tensor factor of joined rows keeps one number per segment: `[*lead, segments]`
-with a plane `rows` that counts the rows of each.
+other steps, or none at all.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from poem.dtypes import LEAF_BITS
+from poem.dtypes import LEAF_BITS, slicing
 from poem.dtypes.tensor import Tensor
 from poem.dtypes.term import Grouped, Leaf, Term, plane_path
 
@@ -34,19 +33,19 @@ def select(tensor: Tensor, axis: int, chosen: Chosen) -> Tensor:
 
 
 def join(axis: int, tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one dtype end to end on an axis. Raises GroupSplit or TileBoundary."""
+    """Tensors of one dtype end to end on an axis. Raises GroupSplit, or TileBoundary for a partial tile in the middle."""
     first = tensors[0]
+    rank = len(first.shape)
+    step = first.dtype.quantum[axis - rank] if axis >= rank - 2 and rank >= 2 else 1
+    for tensor in tensors[:-1]:
+        if tensor.shape[axis] % step:
+            raise TileBoundary(f"{tensor.shape[axis]} is no multiple of {step}")
+    if axis == rank - 2:
+        return slicing.join(tensors)
     shape = list(first.shape)
     shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
     parts = [dict(tensor.planes) for tensor in tensors]
     return Tensor(first.dtype, tuple(shape), _join(first.dtype.term, [tensor.shape for tensor in tensors], axis, parts, ""))
-
-
-def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one dtype and shape on a new axis 0."""
-    first = tensors[0]
-    shape = (len(tensors), *first.shape)
-    return Tensor(first.dtype, shape, _stack(first.dtype.term, first.shape, [dict(tensor.planes) for tensor in tensors], ""))
 
 
 def bad_scale(tensor: Tensor) -> tuple[str, tuple[int, ...]] | None:
@@ -82,20 +81,12 @@ def _factors(term: Grouped, prefix: str) -> list[tuple[str, Term]]:
     return found if term.offset is None else [*found, (plane_path(prefix, "offset"), term.offset)]
 
 
-def _code(prefix: str) -> str:
-    return plane_path(prefix, "code")
-
-
-def _segments(prefix: str) -> str:
-    return plane_path(prefix, "rows")
-
-
 # -- select --------------------------------------------------------------------------------------
 def _select(term: Term, shape: tuple[int, ...], axis: int, chosen: Chosen, planes: Planes, prefix: str) -> Planes:
     if isinstance(term, Leaf):
         path = prefix or "data"
         return {path: _pick(planes[path], term.name, len(shape), axis, chosen)}
-    found = {_code(prefix): _pick(planes[_code(prefix)], term.code, len(shape), axis, chosen)}
+    found = {plane_path(prefix, "code"): _pick(planes[plane_path(prefix, "code")], term.code, len(shape), axis, chosen)}
     group = term.group
     if group.kind == "tensor":
         return found | _select_whole(term, shape, axis, chosen, planes, prefix)
@@ -140,7 +131,7 @@ def _under(planes: Planes, path: str) -> Planes:
 
 def _select_whole(term: Grouped, shape: tuple[int, ...], axis: int, chosen: Chosen, planes: Planes, prefix: str) -> Planes:
     found: Planes = {}
-    rows = planes.get(_segments(prefix))
+    rows = planes.get(plane_path(prefix, "rows"))
     for path, _ in _factors(term, prefix):
         kept = _under(planes, path)
         if rows is not None and axis < len(shape) - 2:
@@ -149,89 +140,32 @@ def _select_whole(term: Grouped, shape: tuple[int, ...], axis: int, chosen: Chos
     if rows is None:
         return found
     if axis != len(shape) - 2:
-        return found | {_segments(prefix): rows}
+        return found | {plane_path(prefix, "rows"): rows}
     segment = np.repeat(np.arange(len(rows)), rows)[list(chosen)]
     starts = np.flatnonzero(np.diff(segment, prepend=-1))
     found = {path: plane[..., segment[starts]] for path, plane in found.items()}
-    return found | {_segments(prefix): np.diff(starts, append=len(segment)).astype(np.int64)}
+    return found | {plane_path(prefix, "rows"): np.diff(starts, append=len(segment)).astype(np.int64)}
 
 
-# -- join and stack ------------------------------------------------------------------------------
+# -- join ----------------------------------------------------------------------------------------
 def _join(term: Term, shapes: list[tuple[int, ...]], axis: int, parts: list[Planes], prefix: str) -> Planes:
+    """On the last axis or a leading one; rows are `slicing.join`'s."""
     if isinstance(term, Leaf):
         path = prefix or "data"
         return {path: np.concatenate([planes[path] for planes in parts], axis)}
-    found = {_code(prefix): np.concatenate([planes[_code(prefix)] for planes in parts], axis)}
-    group, rank = term.group, len(shapes[0])
-    if group.kind == "tensor":
-        return found | _join_whole(term, shapes, axis, parts, prefix)
-    size = 1
-    if axis == rank - 1 and group.kind in ("run", "tile"):
-        size = group.size
-    elif axis == rank - 2 and group.kind == "tile":
-        size = group.rows
-    for shape in shapes[:-1]:
-        if shape[axis] % size:
-            raise TileBoundary(f"{shape[axis]} is no multiple of {size}")
+    code = plane_path(prefix, "code")
+    found = {code: np.concatenate([planes[code] for planes in parts], axis)}
+    group, last = term.group, axis == len(shapes[0]) - 1
+    if group.kind == "tensor" or (group.kind == "row" and last):
+        shared = [{path: plane for path, plane in planes.items() if path != code and path.startswith(prefix)} for planes in parts]
+        if not all(_equal(planes, shared[0]) for planes in shared):
+            raise GroupSplit("parts with different scales of whole rows or tensors cannot be joined on this axis")
+        return found | shared[0]
     factor_shapes = [group.factor_shape(shape) for shape in shapes]
     for path, part in _factors(term, prefix):
-        if group.kind == "row" and axis == rank - 1:
-            found |= _same([_under(planes, path) for planes in parts])
-        else:
-            found |= _join(part, factor_shapes, axis, parts, path)
+        found |= _join(part, factor_shapes, axis, parts, path)
     return found
 
 
-def _join_whole(term: Grouped, shapes: list[tuple[int, ...]], axis: int, parts: list[Planes], prefix: str) -> Planes:
-    factors = [{path: planes[path] for path, _ in _factors(term, prefix)} for planes in parts]
-    segments = [planes.get(_segments(prefix)) for planes in parts]
-    try:
-        shared = _same(factors)
-        if all(rows is None for rows in segments):
-            return shared
-    except GroupSplit:
-        pass
-    rank = len(shapes[0])
-    if axis == rank - 1:
-        raise GroupSplit("parts with different whole-tensor scales cannot be joined on the last axis")
-    lead = shapes[0][:-2]
-    spread: list[Planes] = []
-    counts: list[np.ndarray] = []
-    for shape, planes, rows in zip(shapes, factors, segments, strict=True):
-        own_lead = shape[:-2]
-        spread.append({path: np.broadcast_to(plane, (*own_lead, 1)) if rows is None else plane for path, plane in planes.items()})
-        counts.append(np.array([shape[-2]], np.int64) if rows is None else rows)
-    if axis < len(lead):
-        if any(not np.array_equal(rows, counts[0]) for rows in counts):
-            raise GroupSplit("banks with different segments cannot be joined")
-        joined, rows = axis, counts[0]
-    else:
-        joined, rows = len(lead), np.concatenate(counts)
-    return {path: np.concatenate([planes[path] for planes in spread], joined) for path in factors[0]} | {_segments(prefix): rows}
-
-
-def _same(parts: list[Planes]) -> Planes:
-    first = parts[0]
-    if any(not np.array_equal(first[path], planes[path]) for planes in parts[1:] for path in first):
-        raise GroupSplit("the parts have different scales")
-    return first
-
-
-def _stack(term: Term, shape: tuple[int, ...], parts: list[Planes], prefix: str) -> Planes:
-    if isinstance(term, Leaf):
-        path = prefix or "data"
-        return {path: np.stack([planes[path] for planes in parts])}
-    found = {_code(prefix): np.stack([planes[_code(prefix)] for planes in parts])}
-    if term.group.kind != "tensor":
-        for path, part in _factors(term, prefix):
-            found |= _stack(part, term.group.factor_shape(shape), parts, path)
-        return found
-    rows = [planes.get(_segments(prefix), np.array([shape[-2]], np.int64)) for planes in parts]
-    if any(not np.array_equal(own, rows[0]) for own in rows):
-        raise GroupSplit("weights with different segments cannot be stacked")
-    lead = (*shape[:-2], len(rows[0]))
-    for path, _ in _factors(term, prefix):
-        found[path] = np.stack([np.broadcast_to(planes[path], lead) for planes in parts])
-    return found | {_segments(prefix): rows[0]}
-
-
+def _equal(planes: Planes, others: Planes) -> bool:
+    return planes.keys() == others.keys() and all(np.array_equal(plane, others[path]) for path, plane in planes.items())

@@ -52,6 +52,10 @@ class RawTensor:
         row = self.nbytes // max(1, rows)
         return self._view(start * row, stop * row, np.dtype(np.uint8)).reshape(stop - start, row)
 
+    def raw(self) -> np.ndarray:
+        """All bytes, flat."""
+        return self.file.bytes[self.offset : self.offset + self.nbytes]
+
     def _view(self, begin: int, end: int, storage: np.dtype) -> np.ndarray:
         raw = self.file.bytes[self.offset + begin : self.offset + end]
         if (self.offset + begin) % storage.itemsize:

@@ -1,13 +1,15 @@
 """What the families share: names of companions, and weights whose planes lie in the checkpoint as they are."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import numpy as np
 
-from poem.checkpoint.planes import select
+from poem.checkpoint.planes import bad_scale, select
 from poem.checkpoint.stored import RawTensor, Stored, Table
-from poem.dtypes import Dtype
+from poem.dtypes import Dtype, Plane
 from poem.dtypes.tensor import STORAGE, Tensor
+from poem.errors import CheckpointError
 
 _ACTIVATION_SCALES = ("input_scale", "activation_scale", "input_global_scale")
 
@@ -32,23 +34,39 @@ def from_planes(
     name: str, word: str, dtype: Dtype, shape: tuple[int, ...], tensors: tuple[str, ...], planes: Mapping[str, RawTensor | np.ndarray]
 ) -> Stored:
     """A stored weight whose planes are tensors of the checkpoint, viewed with the shapes that the term gives them."""
-    wanted = {plane.path: plane for plane in dtype.planes(shape)}
+    try:
+        wanted = {plane.path: plane for plane in dtype.planes(shape)}
+    except ValueError as fault:
+        return unreadable(name, word, shape, tensors, str(fault))
     for path, plane in planes.items():
-        held, needed = plane.nbytes, wanted[path].nbytes if path in wanted else plane.nbytes
+        held, needed = plane.nbytes, wanted[path].nbytes
         if held != needed:
             return unreadable(name, word, shape, tensors, f"the {path} of {list(shape)} {word} takes {needed} bytes, found {held}")
 
+    @cache
     def whole() -> Tensor:
-        arrays: dict[str, np.ndarray] = {}
-        for path, plane in planes.items():
-            array = plane if isinstance(plane, np.ndarray) else plane.data()
-            leaf = wanted.get(path)
-            if leaf is not None:
-                array = array.reshape(-1).view(STORAGE[leaf.leaf]).reshape(leaf.packed_shape)
-            arrays[path] = array
-        return Tensor(dtype, shape, arrays)
+        tensor = Tensor(dtype, shape, {path: _shaped(plane, wanted[path]) for path, plane in planes.items()})
+        wrong = bad_scale(tensor)
+        if wrong is not None:
+            path, index = wrong
+            held = planes[path]
+            where = held.name if isinstance(held, RawTensor) else name
+            raise CheckpointError(
+                "import.bad-scale", f"a scale of `{name}` is not finite", phase="import",
+                file=str(held.file.path) if isinstance(held, RawTensor) else "", found=f"`{where}` at {list(index)}",
+                hint="the checkpoint is damaged, or was quantised wrongly",
+            )  # fmt: skip
+        return tensor
 
     return Stored(name, word, shape, dtype, tensors, lambda start, stop: _rows(whole(), start, stop))
+
+
+def _shaped(plane: RawTensor | np.ndarray, wanted: Plane) -> np.ndarray:
+    if isinstance(plane, np.ndarray):
+        return plane
+    storage = STORAGE[wanted.leaf]
+    raw = plane.raw()
+    return (raw.copy() if plane.offset % storage.itemsize else raw).view(storage).reshape(wanted.packed_shape)
 
 
 def _rows(tensor: Tensor, start: int, stop: int) -> Tensor:

@@ -13,6 +13,7 @@ from poem.checkpoint.families.common import companions, unreadable
 from poem.checkpoint.stored import RawTensor, Settings, Stored, Table
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
+from poem.errors import CheckpointError
 
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17
 
@@ -55,6 +56,13 @@ def _decoded(raw: RawTensor, start: int, stop: int) -> Tensor:
     from gguf.quants import dequantize
 
     values = dequantize(_block_rows(raw, start, stop), _kind(raw.tag))
+    if not np.isfinite(values).all():
+        row, column = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
+        raise CheckpointError(
+            "import.bad-scale", f"a scale of `{raw.name}` is not finite", phase="import", file=str(raw.file.path),
+            found=f"the block of element {column} of row {row + start * math.prod(raw.shape[1:-1])}",
+            hint="the checkpoint is damaged, or was quantised wrongly",
+        )  # fmt: skip
     if len(raw.shape) == 1:
         return Tensor.of(values.reshape(-1)[start:stop])
     return Tensor.of(values.reshape(stop - start, *raw.shape[1:]))

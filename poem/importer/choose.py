@@ -1,0 +1,203 @@
+"""`plan_import`: which deployment and which format a checkpoint is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from poem.checkpoint import Checkpoint
+from poem.checkpoint.families.config import quantisation_problem
+from poem.errors import CheckpointError, PoemError
+from poem.formats.declared import Format
+from poem.formats.paths import Paths
+from poem.formats.states import disagreement
+from poem.importer.coverage import MAXIMUM_LISTED
+from poem.importer.faults import one_line, raise_all
+from poem.importer.plan import Formatted, ImportPlan, plan_format
+from poem.importer.reexpress import can_reexpress
+from poem.importer.vocabulary import broken_contract
+from poem.language.declarations import Deployment, Layout
+
+
+class _Elsewhere:
+    """The paths of all deployments of each package, laid out once and only when a right side matches nothing."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Paths, list[str]]] = {}
+
+    def paths(self, package: Any, notes: list[str]) -> Paths:
+        """Every path of every deployment; a deployment that cannot be laid out adds to the notes."""
+        if package.name not in self._found:
+            names: dict[str, None] = {}
+            failed = []
+            for deployment in package.deployments:
+                try:
+                    names |= dict.fromkeys(package.lay_out(deployment).names())
+                except PoemError as fault:
+                    failed.append(f"{deployment.name} was left out when paths were compared: {one_line(fault)}")
+            self._found[package.name] = Paths(names), failed
+        paths, failed = self._found[package.name]
+        notes += failed
+        return paths
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One candidate on its way; `stage` tells how far it got, for ordering the misses."""
+
+    checkpoint: Checkpoint
+    package: Any
+    deployment: Deployment
+    requantise: bool
+    elsewhere: "_Elsewhere"
+    stage: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def plan_import(
+    checkpoint: Checkpoint, packages: Sequence[Any], *, deployment: str | None = None, model: str | None = None, requantise: bool = False
+) -> ImportPlan:
+    """The plan for the first deployment that fits a checkpoint.
+
+    packages: where to look. deployment: a deployment name, then only that one is tried and its own error is raised.
+    model: a model id, then its deployments are tried. requantise: with a deployment named, weights stored in one
+    quantised dtype may be decoded and quantised again.
+    Raises CheckpointError (`import.*`), PackageError (`formats.*`, `layout.*`), DeploymentNameError, or PoemErrors for several.
+    """
+    problem = quantisation_problem(checkpoint.settings)
+    if problem:
+        raise CheckpointError(
+            "import.illegible", problem, phase="import", file=checkpoint.place, hint="look for the same model in bf16, FP8 or NVFP4"
+        )
+    elsewhere = _Elsewhere()
+    if deployment is not None:
+        package, named = _named(packages, deployment)
+        return _plan(_Attempt(checkpoint, package, named, requantise, elsewhere))
+    tried: list[tuple[_Attempt, PoemError]] = []
+    ordered = _candidates(packages, model)
+    for position, (package, candidate) in enumerate(ordered):
+        attempt = _Attempt(checkpoint, package, candidate, False, elsewhere)
+        try:
+            plan = _plan(attempt)
+        except PoemError as miss:
+            tried.append((attempt, miss))
+            continue
+        return _with_better_kept(plan, ordered[position + 1 :])
+    raise _no_deployment(checkpoint, tried, model)
+
+
+def _named(packages: Sequence[Any], name: str) -> tuple[Any, Deployment]:
+    """The package and deployment of a name. Raises the package's DeploymentNameError if no package knows the model."""
+    faults: list[PoemError] = []
+    for package in packages:
+        try:
+            return package, package.deployment(name)
+        except PoemError as fault:
+            faults.append(fault)
+    if not faults:
+        raise CheckpointError("import.no-deployment", "no package was found", phase="import", expected=name)
+    raise next((fault for fault in faults if fault.code != "name.unknown-model"), faults[0])
+
+
+def _candidates(packages: Sequence[Any], model: str | None) -> list[tuple[Any, Deployment]]:
+    """Whole models before minis, then more parts and drafters before fewer, then as listed; packages by name."""
+    found = [
+        (package, deployment)
+        for package in sorted(packages, key=lambda package: package.name)
+        for deployment in package.deployments
+        if model is None or deployment.model.id == model
+    ]
+    return sorted(found, key=lambda pair: (pair[1].model.mini, -len(pair[1].parts) - (pair[1].drafter is not None)))
+
+
+def _no_deployment(checkpoint: Checkpoint, tried: Sequence[tuple[_Attempt, PoemError]], model: str | None) -> CheckpointError:
+    ordered = sorted(tried, key=lambda miss: (-miss[0].stage, len(getattr(miss[1], "errors", (miss[1],)))))
+    said = [f"{attempt.deployment.name}: {one_line(fault)}" for attempt, fault in ordered]
+    more = f"\n            and {len(said) - MAXIMUM_LISTED} more" if len(said) > MAXIMUM_LISTED else ""
+    return CheckpointError(
+        "import.no-deployment", "no deployment fits this checkpoint", phase="import", file=checkpoint.place,
+        expected=f"a deployment of {model}" if model else "a deployment of the packages found",
+        found=("\n            ".join(said[:MAXIMUM_LISTED]) + more) or "no deployments at all",
+        hint="name one with --deployment to see its error in full",
+    )  # fmt: skip
+
+
+def _with_better_kept(plan: ImportPlan, later: Sequence[tuple[Any, Deployment]]) -> ImportPlan:
+    """A note when weights are decoded that a deployment further down would keep as they are stored."""
+    names = {use.name for landing in plan.landings.values() if landing.action == "decoded" for use in landing.stored.uses}
+    found = [stored for stored in map(plan.checkpoint.find, names) if stored is not None and stored.dtype.is_quantised]
+    for package, deployment in later:
+        same = package is plan.package and deployment.model is plan.deployment.model
+        if same and any(can_reexpress(stored.dtype, wanted) for stored in found for wanted in deployment.weights):
+            words = " and ".join(sorted({stored.word for stored in found}))
+            note = f"weights stored as {words} are decoded; {deployment.name} would keep them as they are"
+            return replace(plan, notes=(*plan.notes, note))
+    return plan
+
+
+# -- one candidate -------------------------------------------------------------------------------
+def _plan(attempt: _Attempt) -> ImportPlan:
+    """Everything about one candidate that can be known without reading tensor data."""
+    deployment, checkpoint = attempt.deployment, attempt.checkpoint
+    if deployment.tp != 1:
+        raise CheckpointError(
+            "import.tp", "an import writes whole weights", phase="import", file=checkpoint.place, expected="a deployment without -tp",
+            found=deployment.name, hint="ranks cut their share when they load the file",
+        )  # fmt: skip
+    layout = attempt.package.lay_out(deployment)
+    attempt.stage = 1
+    formats = attempt.package.read_formats(deployment, checkpoint)
+    chosen, plan = _choose(attempt, layout, formats)
+    if plan is None:
+        raise_all([fault for state in chosen.states if (fault := disagreement(state, checkpoint))])
+        attempt.stage = 3
+        plan = _planned(attempt, layout, chosen)
+    attempt.stage = 4
+    vocabulary = checkpoint.vocabulary()
+    if vocabulary is None:
+        attempt.notes.append("the checkpoint has no tokenizer files: its vocabulary was not checked")
+    else:
+        raise_all(broken_contract(deployment, vocabulary, checkpoint.place))
+    return ImportPlan(
+        checkpoint, attempt.package, deployment, layout, chosen.name, plan.landings, tuple(plan.not_read), (*attempt.notes, *plan.notes)
+    )
+
+
+def _planned(attempt: _Attempt, layout: Layout, format: Format) -> Formatted:
+    return plan_format(
+        attempt.checkpoint, layout, format, lambda: attempt.elsewhere.paths(attempt.package, attempt.notes),
+        mini=attempt.deployment.model.mini, requantise=attempt.requantise,
+    )  # fmt: skip
+
+
+def _choose(attempt: _Attempt, layout: Layout, formats: Sequence[Format]) -> "tuple[Format, Formatted | None]":
+    """The one format that recognises the checkpoint, with its plan if a dry run was needed to tell."""
+    recognised: list[tuple[Format, Formatted | None]] = []
+    reasons: list[str] = []
+    for format in formats:
+        plan = None
+        if format.recognizes is not None:
+            said = format.recognizes()
+            if not said.answer:
+                reasons.append(f"{format.name}: {said.reason or 'its recognizes says no'}")
+                continue
+        else:
+            try:
+                raise_all([fault for state in format.states if (fault := disagreement(state, attempt.checkpoint))])
+                plan = _planned(attempt, layout, format)
+            except PoemError as fault:
+                reasons.append(f"{format.name}: {one_line(fault)}")
+                continue
+        recognised.append((format, plan))
+    if len(recognised) == 1:
+        attempt.stage = 2
+        return recognised[0]
+    if recognised:
+        attempt.stage = 2
+        raise CheckpointError(
+            "import.ambiguous-format", "several formats recognise this checkpoint", phase="import", file=attempt.checkpoint.place,
+            expected="one format", found=" and ".join(format.name for format, _ in recognised), hint="let `recognizes` tell them apart",
+        )  # fmt: skip
+    raise CheckpointError(
+        "import.no-format", f"no format of {attempt.deployment.name} recognises this checkpoint", phase="import",
+        file=attempt.checkpoint.place, expected=" or ".join(format.name for format in formats), found="; ".join(reasons),
+    )  # fmt: skip
