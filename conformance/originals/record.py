@@ -1,6 +1,7 @@
 """Run the original class of a checkpoint in float32 and keep what localising a divergence needs."""
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ def record_original(checkpoint_dir: Path, input_ids: np.ndarray, *, greedy: int 
     | name | shape | is |
     |---|---|---|
     | `logits` | [T, vocab] | of every prompt row |
-    | `hidden.<0..L>` | [T, hidden] | as `output_hidden_states` gives them: the embedding, then after each layer |
+    | `hidden.<0..L>` | [T, hidden] | as `output_hidden_states` gives them: the embedding, then after each layer; streams of a row
+      lie end to end |
     | `greedy.ids` | [T + greedy] i64 | the prompt, then the tokens chosen |
     | `greedy.logits` | [greedy, vocab] | what each was chosen from |
     | `module.<dotted name>.input`, `.output` | [T, width] | first operand and result of every leaf module that has
@@ -38,11 +40,11 @@ def record_original(checkpoint_dir: Path, input_ids: np.ndarray, *, greedy: int 
     Raises ModuleNotFoundError without the extra `oracles`, and whatever transformers raises for a broken checkpoint.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        Path(checkpoint_dir), dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    ).eval()
+    model = _original_class(checkpoint_dir).from_pretrained(
+        checkpoint_dir, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    model.eval()
     prompt = torch.as_tensor(np.asarray(input_ids).reshape(1, -1).astype(np.int64))
     recorded: dict[str, np.ndarray] = {}
     with torch.no_grad():
@@ -55,6 +57,14 @@ def record_original(checkpoint_dir: Path, input_ids: np.ndarray, *, greedy: int 
             ids, logits = _decode(model, prompt, greedy)
             recorded["greedy.ids"], recorded["greedy.logits"] = ids, logits
     return recorded
+
+
+def _original_class(checkpoint_dir: Path) -> Any:
+    """The class that config.json names, or the one that transformers picks for its model type."""
+    import transformers
+
+    named = json.loads((checkpoint_dir / "config.json").read_text()).get("architectures") or [""]
+    return getattr(transformers, named[0], transformers.AutoModelForCausalLM)
 
 
 def _rows(tensor: Any) -> np.ndarray:
@@ -99,6 +109,8 @@ def _attention_recorded(model: Any, recorded: dict[str, np.ndarray]) -> Iterator
     def recording(attend: Callable[..., Any]) -> Callable[..., Any]:
         def attend_and_keep(module: Any, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
             result = attend(module, query, key, value, *rest, **options)
+            if not hasattr(module, "layer_idx"):  # attention over something else than tokens
+                return result
             kept = {"query": _head_rows(query), "key": _head_rows(key), "value": _head_rows(value), "output": _rows(result[0])}
             recorded.update({f"attention.{module.layer_idx}.{name}": rows for name, rows in kept.items()})
             return result

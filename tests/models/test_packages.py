@@ -1,5 +1,6 @@
 """The shipped packages load, trace, and are the public models they are named after."""
 
+import re
 from collections import defaultdict
 from functools import cache
 from math import prod
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from conformance.originals.minis import BASE, MINIS
-from tests.models.packages import DEPLOYMENTS, PACKAGES, package
+from tests.models.packages import DEPLOYMENTS, MODELS, PACKAGES, package
 from tests.models.public_configs import PUBLIC
 
 # How tensors of transformers classes lie in the layout; several for one weight are joined on axis 0, in this order.
@@ -69,7 +70,9 @@ def original_shapes(cls: str, config: tuple[tuple[str, Any], ...]) -> dict[str, 
 
     model_class = getattr(transformers, cls)
     with torch.device("meta"):
-        model = model_class(model_class.config_class(**{key: dict(value) if key == "rope_scaling" and value else value for key, value in config}))
+        model = model_class(
+            model_class.config_class(**{key: dict(value) if key == "rope_scaling" and value else value for key, value in config})
+        )
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -97,6 +100,16 @@ def frozen(config: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 @pytest.mark.parametrize("id", PUBLIC)
 def test_the_parameters_of_a_public_model_are_as_many_as_the_hub_shows(id: str) -> None:
     assert sum(map(prod, laid_out(PUBLIC[id].package, id).values())) == PUBLIC[id].parameters
+
+
+def test_the_documentation_lists_every_public_model_with_its_parameters() -> None:
+    page = (MODELS.parent / "docs" / "models.md").read_text()
+    listed = {
+        id: int(parameters.replace(",", ""))
+        for ids, parameters in re.findall(r"\| (`[^|]+`) \| ([0-9,]+) \|", page)
+        for id in re.findall(r"`([^`]+)`", ids)
+    }
+    assert listed == {id: public.parameters for id, public in PUBLIC.items()}
 
 
 @pytest.mark.original
