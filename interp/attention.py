@@ -45,38 +45,51 @@ def key_block(numeric: Numeric) -> int:
 
 
 def attention(
-    numeric: Numeric, q: np.ndarray, k: np.ndarray, v: np.ndarray, scores: Scores, origin: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Attention of q [n, Hq, D] over k [m, Hkv, D], v [m, Hkv, Dv] -> (o [n, Hq, Dv], lse [n, Hq]).
+    numeric: Numeric, q: np.ndarray, k: np.ndarray, v: np.ndarray, scores: Scores, origin: int = 0, want_lse: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Attention of q [n, Hq, D] over k [m, Hkv, D], v [m, Hkv, Dv] -> (o [n, Hq, Dv], lse [n, Hq] or None).
 
     Row 0 of k and v is cell `origin`, a multiple of the block size. `Hq / Hkv` consecutive query heads share a key head.
     `o = sum_j e^(s_j) v_j / d`, `d = sum_j e^(s_j)`, plus `e^sink`; `lse = log2(d)`, without a sink. A row that may see no
     cell gives o = 0, lse = -inf.
     """
     rows, heads, _ = q.shape
+    block = key_block(numeric)
+    group = max(1, SCORE_BYTES // (heads * max(len(k), 1) * q.itemsize))
+    if rows <= group and not block and len(k):
+        first, stop = scores.span(slice(0, rows))
+        cells = slice(first - origin, stop - origin)
+        return _group(numeric, q, k[cells], v[cells], scores, slice(0, rows), first, stop, want_lse)
     o: np.ndarray = np.zeros((rows, heads, v.shape[2]), numeric.real)
-    lse: np.ndarray = np.full((rows, heads), -np.inf, numeric.real)
+    lse: np.ndarray | None = np.full((rows, heads), -np.inf, numeric.real) if want_lse else None
     if not len(k):
         return o, lse
-    block = key_block(numeric)
     if block and len(k) % block:
         padding = ((0, -len(k) % block), (0, 0), (0, 0))
         k, v = np.pad(k, padding), np.pad(v, padding)
-    group = max(1, SCORE_BYTES // (heads * len(k) * q.itemsize))
     for start in range(0, rows, group):
         part = slice(start, min(start + group, rows))
         first, stop = scores.span(part)
         if block:
             first, stop = first // block * block, -(-stop // block) * block
-        if first < stop:
-            cells = slice(first - origin, stop - origin)
-            o[part], lse[part] = _group(numeric, q[part], k[cells], v[cells], scores, part, first, stop)
+        cells = slice(first - origin, stop - origin)
+        o[part], sums = _group(numeric, q[part], k[cells], v[cells], scores, part, first, stop, want_lse)
+        if lse is not None:
+            lse[part] = sums
     return o, lse
 
 
 def _group(
-    numeric: Numeric, q: np.ndarray, k: np.ndarray, v: np.ndarray, scores: Scores, part: slice, first: int, stop: int
-) -> tuple[np.ndarray, np.ndarray]:
+    numeric: Numeric,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scores: Scores,
+    part: slice,
+    first: int,
+    stop: int,
+    want_lse: bool,
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Attention of some rows over cells first .. stop - 1. Arrays inside are [key heads, blocks, rows, heads of a group, cells]."""
     rows, heads, width = q.shape
     key_heads, value_width = k.shape[1], v.shape[2]
@@ -85,11 +98,11 @@ def _group(
     blocks = (stop - first) // size
     real = numeric.real
 
-    query = q.reshape(rows, key_heads, shared, width).transpose(1, 0, 2, 3).reshape(key_heads, 1, rows * shared, width)
+    query = q * real(scores.sm_scale)
+    query = query.reshape(rows, key_heads, shared, width).transpose(1, 0, 2, 3).reshape(key_heads, 1, rows * shared, width)
     keys = k.reshape(blocks, size, key_heads, width).transpose(2, 0, 1, 3)
     values = v.reshape(blocks, size, key_heads, value_width).transpose(2, 0, 3, 1)
     s = numeric.matmul(query, keys).reshape(key_heads, blocks, rows, shared, size)
-    s *= real(scores.sm_scale)
     if scores.softcap is not None:
         cap = real(scores.softcap)
         s /= cap
@@ -105,27 +118,32 @@ def _group(
         hidden = ~allowed.reshape(rows, blocks, size).transpose(1, 0, 2)[:, :, None, :]
         np.copyto(s, -np.inf, where=hidden)
 
-    largest = s.max(axis=(1, 4))
+    largest = s.max(axis=4)
+    largest = largest[:, 0] if blocks == 1 else largest.max(axis=1)
     if scores.sinks is not None:
         sinks = scores.sinks[part] if len(scores.sinks) > 1 else scores.sinks
         sinks = sinks.reshape(-1, key_heads, shared).transpose(1, 0, 2)
         largest = np.maximum(largest, sinks)
-    largest[largest == -np.inf] = 0
+    if allowed is not None:
+        largest = np.where(largest == -np.inf, real(0), largest)
     s -= largest[:, None, :, :, None]
     weights = np.exp(s, out=s)
 
-    summed = np.zeros((key_heads, rows, shared), real)
-    for part_sum in np.moveaxis(weights.sum(axis=-1), 1, 0):
-        summed += part_sum
+    summed = _in_order(weights.sum(axis=4))
     total = _weighted(numeric, weights, values, allowed)
-    lse = largest * real(1 / math.log(2)) + np.log2(summed)
+    lse = None
+    if want_lse:
+        lse = largest * real(1 / math.log(2)) + np.log2(summed)
+        lse = lse.transpose(1, 0, 2).reshape(rows, heads)
     if scores.sinks is not None:
         summed = summed + np.exp(sinks - largest)
-    o = (total / summed[..., None]).transpose(1, 0, 2, 3).reshape(rows, heads, value_width)
-    lse = lse.transpose(1, 0, 2).reshape(rows, heads)
-    if allowed is not None:
+    total /= summed[..., None]
+    o = total.transpose(1, 0, 2, 3).reshape(rows, heads, value_width)
+    if allowed is not None and not allowed.any(axis=1).all():
         nothing = ~allowed.any(axis=1)
-        o[nothing], lse[nothing] = 0, -np.inf
+        o[nothing] = 0
+        if lse is not None:
+            lse[nothing] = -np.inf
     return o, lse
 
 
@@ -148,7 +166,14 @@ def _weighted(numeric: Numeric, weights: np.ndarray, values: np.ndarray, allowed
             for block, cell in np.argwhere(~sound.all(axis=(0, 2))).tolist():
                 seen = visible[:, block, cell]
                 products[:, block, seen] += weights[:, block, seen, :, cell, None] * unsound[:, None, None, block, :, cell]
-    total = np.zeros((key_heads, rows, shared, values.shape[2]), weights.dtype)
-    for block in range(blocks):
-        total += products[:, block].reshape(total.shape)
+    return _in_order(products.reshape(key_heads, blocks, rows, shared, -1))
+
+
+def _in_order(parts: np.ndarray) -> np.ndarray:
+    """The sum over axis 1, from block 0 on, starting at +0: blocks of zeros before or after change no bit."""
+    if parts.shape[1] == 1:
+        return parts[:, 0] + parts.dtype.type(0)
+    total = np.zeros_like(parts[:, 0])
+    for block in range(parts.shape[1]):
+        total += parts[:, block]
     return total

@@ -6,7 +6,7 @@ import numpy as np
 
 from interp.numeric import Numeric
 from poem.batch import Geometry, Pages
-from poem.dtypes import leaves
+from poem.dtypes import FLOATS, leaves
 from poem.dtypes.tensor import STORAGE
 from poem.graph import Cache
 
@@ -55,35 +55,37 @@ class KvRow:
         Cells of dropped pages count as not written.
         """
         size = self.page_size
-        indices = pages.of_lane(lane)[first // size : -(-stop // size)]
-        cells = slice(first % size, first % size + stop - first)
-        start = int(indices[0]) if len(indices) else 0
-        if start >= 0 and len(indices) == int(indices[-1]) - start + 1 and (np.diff(indices) == 1).all():
-            taken: slice | np.ndarray = slice(start, start + len(indices))
+        run = pages.runs[lane]
+        if run is not None:  # neighbouring pages are read where they lie
+            cells = slice(run * size + first, run * size + stop)
+            written = self.written.reshape(-1)[cells]
+            found = [plane.reshape(-1, plane.shape[2])[cells] for plane in self.planes]
         else:
-            taken = indices
-        written = self.written[taken].reshape(-1)[cells]
-        if isinstance(taken, np.ndarray):
-            written = written & np.repeat(taken >= 0, size)[cells]
-        values = []
-        for plane, scale in zip(self.planes, self._scales, strict=True):
-            stored = plane[taken].reshape(-1, plane.shape[2])[cells]
-            values.append(stored if self._decoded else self._read(stored, scale))
-        return values, written
+            taken = pages.of_lane(lane)[first // size : -(-stop // size)]
+            cells = slice(first % size, first % size + stop - first)
+            written = (self.written[taken] & (taken >= 0)[:, None]).reshape(-1)[cells]
+            found = [plane[taken].reshape(-1, plane.shape[2])[cells] for plane in self.planes]
+        if not self._decoded:
+            found = [self._read(stored, scale) for stored, scale in zip(found, self._scales, strict=True)]
+        return found, written
 
     def _stored(self, value: np.ndarray, scale: np.float32) -> np.ndarray:
         """`value` as the planes hold it."""
         if not self._numeric.casts:
             return value
+        if self.dtype in FLOATS:
+            return self._numeric.cast(value, self.dtype) if self._decoded else value.astype(STORAGE[self.dtype])
         value = value.astype(np.float32, copy=False)
-        if self.dtype in ("e4m3", "e5m2") and scale != 1:
+        if scale != 1:
             value = value / scale
         codes = leaves.encode(value, self.dtype)
         return self._read(codes, scale) if self._decoded else codes
 
     def _read(self, codes: np.ndarray, scale: np.float32) -> np.ndarray:
+        if self.dtype in FLOATS:
+            return codes.astype(self._numeric.real)
         value = leaves.decode(codes, self.dtype, np.float32)
-        if self.dtype in ("e4m3", "e5m2") and scale != 1:
+        if scale != 1:
             value = value * scale
         return value.astype(self._numeric.real, copy=False)
 

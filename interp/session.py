@@ -28,6 +28,7 @@ class _Step:
     """A node, ready to run: its function, the arguments known beforehand, and where the others come from."""
 
     node: Node
+    results: tuple[int, ...]
     call: Call
     function: Callable[..., Any]
     known: dict[str, Any]
@@ -148,14 +149,13 @@ class Session:
             step.call.batch, step.call.memo = pass_, memo
             found = step.function(step.call, **arguments)
             results = found if type(found) is tuple else () if found is None else (found,)
-            if step.words:
-                results = tuple(
-                    result if word is None else result.reshape(-1) if word == "ids" else numeric.round(result, word)
-                    for result, word in zip(results, step.words, strict=True)
-                )
+            results = [
+                result if word is None else result.reshape(-1) if word == "ids" else numeric.round(result, word)
+                for result, word in zip(results, step.words, strict=True)
+            ]
             if observe is not None:
-                results = observe(step.node, results) or results
-            for id, result in zip(step.node.results, results, strict=True):
+                results = observe(step.node, tuple(results)) or results
+            for id, result in zip(step.results, results, strict=True):
                 values[id] = result
             for id in step.last_uses:
                 values[id] = None
@@ -195,7 +195,7 @@ class Session:
         function = find_op(node.op)
         assert function is not None
         call = Call(self.graph, node, self.numeric, self._store, self._caches)
-        step = _Step(node, call, function, dict(node.attributes), (), (), (), (), last_uses)
+        step = _Step(node, node.results, call, function, dict(node.attributes), (), (), (), (), last_uses)
         values, lists, inputs = [], [], []
         for name, operand in node.operands.items():
             if operand is None:
@@ -218,7 +218,7 @@ class Session:
             else "ids" if type.width == 1 else None
             for type in call.results
         ]  # fmt: skip
-        step.words = tuple(words) if any(words) else ()
+        step.words = tuple(words)
         return step
 
     def _input(self, input_: Input, pass_: Geometry, given: Mapping[str, np.ndarray]) -> Any:

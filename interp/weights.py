@@ -28,7 +28,9 @@ class WeightStore:
         self._params, self._weights = params, weights
         self._free = memory
         self._tensors: dict[int, Tensor] = {}
-        self._decoded: dict[int, np.ndarray] = {}  # by id(tensor); tensors live as long as the store
+        # By id(tensor): tensors live as long as the store.
+        self._decoded: dict[int, np.ndarray] = {}
+        self._factors: dict[int, np.ndarray] = {}  # [K, M], for products of the fast setting
 
     def tensor(self, param: Param) -> Tensor:
         """The stored tensor of a param. Raises PoemError (`run.weight`) if it is missing or not what the graph wants."""
@@ -54,13 +56,16 @@ class WeightStore:
     def take(self, w: Tensor, ids: np.ndarray) -> np.ndarray:
         """`w[ids]` as `real`: ids [N] -> [N, ...]."""
         if w.dtype.is_leaf:
-            return leaves.decode(w.planes["data"][ids], w.dtype.name, self.numeric.real)
+            return w.planes["data"][ids].astype(self.numeric.real)
         wanted, place = np.unique(ids, return_inverse=True)
         decoded = [w.decode(slice(id, id + 1), self.numeric.real) for id in wanted.tolist()]
         return np.concatenate([np.zeros((0, *w.shape[1:]), self.numeric.real), *decoded])[place]
 
     def project(self, x: np.ndarray, w: Tensor, rows: slice | None = None) -> np.ndarray:
         """`x @ w[rows]^T` (see `Call.project`)."""
+        factor = self._factors.get(id(w))
+        if factor is not None and rows is None:
+            return np.dot(x, factor)
         if w.dtype.act == "a8" and self.numeric.casts:
             codes, scales = activation_codes(x)
             if _tiled_like_activations(w) and not self.numeric.exact:
@@ -68,6 +73,8 @@ class WeightStore:
             x = (codes * scales.astype(codes.dtype)).astype(self.numeric.real).reshape(len(x), -1)[:, : x.shape[1]]
         start, stop, _ = (rows or slice(None)).indices(w.shape[0])
         kept = self._kept(w)
+        if kept is not None and self.numeric.fast and kept.ndim == 2:
+            self._factors[id(w)] = kept.T
         if kept is not None and (self.numeric.fast or self.numeric.exact):
             return self.numeric.matmul(x, kept[start:stop].reshape(-1, w.shape[-1]))
         # The reference setting cuts weights into the same strips whether they are kept or not: same shapes, same bits.

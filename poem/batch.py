@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -109,7 +110,7 @@ class PageTable:
             self.dropped[sequence] = index + 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pages:
     """The cells of one kv space in one pass, as int32 arrays.
 
@@ -129,6 +130,17 @@ class Pages:
         """The physical pages of one lane, in order of its cells."""
         return self.indices[self.indptr[lane] : self.indptr[lane + 1]]
 
+    @cached_property
+    def runs(self) -> tuple[int | None, ...]:
+        """For each lane the first physical page, if all its pages follow one another; else None."""
+        found: list[int | None] = []
+        for lane in range(len(self.last_page_len)):
+            pages = self.of_lane(lane)
+            first = int(pages[0]) if len(pages) else 0
+            is_run = first >= 0 and bool((pages == np.arange(first, first + len(pages))).all())
+            found.append(first if is_run else None)
+        return tuple(found)
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -139,6 +151,7 @@ class Geometry:
     [readouts]. masks holds bool [rows, kv_len] or None for each lane. pages holds one `Pages` for each space.
     """
 
+    batch: Batch
     sequences: tuple[int, ...]
     tokens: np.ndarray
     positions: np.ndarray
@@ -147,9 +160,6 @@ class Geometry:
     kv_len: np.ndarray
     commit_len: np.ndarray
     readout_rows: np.ndarray
-    adapter_routes: np.ndarray
-    mrope_positions: np.ndarray
-    masks: tuple[np.ndarray | None, ...]
     pages: tuple[Pages, ...]
 
     @property
@@ -165,6 +175,26 @@ class Geometry:
         """(lane, first row, end row) of each lane that brings rows."""
         bounds = self.qo_indptr.tolist()
         return tuple((lane, bounds[lane], bounds[lane + 1]) for lane in range(self.lanes) if bounds[lane] < bounds[lane + 1])
+
+    @cached_property
+    def masks(self) -> tuple[np.ndarray | None, ...]:
+        return tuple(chunk.mask for chunk in self.batch)
+
+    @cached_property
+    def adapter_routes(self) -> np.ndarray:
+        routes = np.full(self.rows, -1, np.int32)
+        for (_, start, end), chunk in zip(self.lanes_with_rows, filter(lambda chunk: len(chunk.tokens), self.batch), strict=True):
+            if chunk.adapters is not None:
+                routes[start:end] = chunk.adapters
+        return routes
+
+    @cached_property
+    def mrope_positions(self) -> np.ndarray:
+        positions = np.repeat(self.positions[:, None], 3, axis=1)
+        for (_, start, end), chunk in zip(self.lanes_with_rows, filter(lambda chunk: len(chunk.tokens), self.batch), strict=True):
+            if chunk.positions is not None:
+                positions[start:end] = chunk.positions
+        return positions
 
     @cached_property
     def packed_masks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -186,10 +216,12 @@ def geometry(batch: Batch, lengths: Mapping[int, int], tables: Sequence[PageTabl
     Raises UsageError (`run.batch`) for a sequence that is unknown or named twice, or a chunk that contradicts itself.
     """
     known = lengths.keys()
-    if len({chunk.sequence for chunk in batch}) != len(batch):
-        raise UsageError("run.batch", "a batch names a sequence twice", phase="run", found=str([c.sequence for c in batch]))
-    counts, totals, commits, readouts = [], [], [], []
-    first = 0
+    sequences = tuple(chunk.sequence for chunk in batch)
+    if len(set(sequences)) != len(batch):
+        raise UsageError("run.batch", "a batch names a sequence twice", phase="run", found=str(list(sequences)))
+    counts, totals, commits = [], [], []
+    tokens: list[int] = []
+    readouts: list[int] = []
     for chunk in batch:
         if chunk.sequence not in known:
             raise UsageError("run.batch", f"there is no sequence {chunk.sequence}", phase="run", hint="add_sequence() gives ids")
@@ -199,25 +231,18 @@ def geometry(batch: Batch, lengths: Mapping[int, int], tables: Sequence[PageTabl
         commits.append(count if chunk.commit is None else chunk.commit)
         indices = chunk.readout_indices()
         _check(chunk, count, totals[-1], commits[-1], indices)
-        readouts += [first + index for index in indices]
-        first += count
-    ends = np.cumsum([0, *counts], dtype=np.int32)
-    kv_len = np.array(totals, np.int32)
+        readouts += [len(tokens) + index for index in indices]
+        tokens += chunk.tokens
     lane_of_row = np.repeat(np.arange(len(batch), dtype=np.int32), counts)
-    starts = (kv_len - np.array(counts, np.int32) - ends[:-1]).astype(np.int32)
-    positions = np.arange(first, dtype=np.int32) + starts[lane_of_row]
-    tokens = np.array([token for chunk in batch for token in chunk.tokens], np.int32)
-    adapters = np.full(first, -1, np.int32)
-    mrope = np.repeat(positions[:, None], 3, axis=1)
-    for chunk, start, end in zip(batch, ends.tolist(), ends[1:].tolist(), strict=False):
-        if chunk.adapters is not None:
-            adapters[start:end] = chunk.adapters
-        if chunk.positions is not None:
-            mrope[start:end] = chunk.positions
-    sequences = tuple(chunk.sequence for chunk in batch)
+    starts = [total - count for total, count in zip(totals, counts, strict=True)]
+    if len(batch) == 1:
+        positions = np.arange(starts[0], totals[0], dtype=np.int32)
+    else:
+        runs = [np.arange(start, total, dtype=np.int32) for start, total in zip(starts, totals, strict=True)]
+        positions = np.concatenate([np.zeros(0, np.int32), *runs])
     return Geometry(
-        sequences, tokens, positions, lane_of_row, ends, kv_len, np.array(commits, np.int32), np.array(readouts, np.int32),
-        adapters, mrope, tuple(chunk.mask for chunk in batch),
+        batch, sequences, np.array(tokens, np.int32), positions, lane_of_row, np.array([0, *accumulate(counts)], np.int32),
+        np.array(totals, np.int32), np.array(commits, np.int32), np.array(readouts, np.int32),
         tuple(_pages(table, sequences, totals, lane_of_row, positions) for table in tables),
     )  # fmt: skip
 
@@ -225,11 +250,11 @@ def geometry(batch: Batch, lengths: Mapping[int, int], tables: Sequence[PageTabl
 def _pages(table: PageTable, sequences: Sequence[int], totals: list[int], lane_of_row: np.ndarray, positions: np.ndarray) -> Pages:
     size = table.page_size
     owned = [table.pages[sequence][: -(-total // size)] for sequence, total in zip(sequences, totals, strict=True)]
-    indptr = np.cumsum([0, *(len(pages) for pages in owned)], dtype=np.int32)
+    indptr = np.array([0, *accumulate(len(pages) for pages in owned)], np.int32)
     indices = np.array([page for pages in owned for page in pages], np.int32)
     last = np.array([total - (len(pages) - 1) * size for total, pages in zip(totals, owned, strict=True)], np.int32)
-    write_page = indices[indptr[lane_of_row] + positions // size] if len(positions) else positions
-    return Pages(size, indptr, indices, last, write_page, positions % size)
+    page, offset = np.divmod(positions, size)
+    return Pages(size, indptr, indices, last, indices[indptr[lane_of_row] + page] if len(page) else page, offset)
 
 
 def _check(chunk: Chunk, count: int, total: int, commit: int, readouts: list[int]) -> None:

@@ -4,6 +4,7 @@ Latent attention is in latent.py, indexed and pooled attention in indexed.py and
 """
 
 import math
+from copy import copy
 from itertools import pairwise
 from typing import Any
 
@@ -43,71 +44,76 @@ def attend(
     heads = q.shape[1] // head_dim
     value_width = cache.planes[-1] // kv_heads
     o = np.empty((len(q), heads * value_width), real)
-    sums = np.empty((len(q), heads), real)
+    sums = np.empty((len(q), heads), real) if lse else None
     sink_rows = None if sinks is None else call.weight(sinks).reshape(-1, heads).astype(real, copy=False)
     row_scale = None if log_scaling is None else _log_scaling(inputs.positions, log_scaling, real)
+    block = key_block(call.numeric)
     for lane, start, end in inputs.lanes_with_rows:
-        positions = inputs.positions[start:end]
-        length = int(inputs.kv_len[lane])
-        cells = Visible(
-            call, start, positions, length, window, causal,
-            None if mask is None else mask[lane], None if selection is None else selection[start:end].reshape(end - start, -1), ratio,
-        )  # fmt: skip
-        first, stop = cells.span(slice(None))
-        block = key_block(call.numeric)
-        first = first // block * block if block else first
-        planes, cells.written = row.read(pages, lane, first, stop)
-        cells.first_read = first
+        visible = call.once(
+            ("visible", lane, window, causal, mask is None), lambda: Visible(inputs, lane, window, causal, mask)  # noqa: B023
+        )
+        if selection is not None:
+            visible = visible.among(selection[start:end].reshape(end - start, -1), ratio)
+        first, stop = visible.span(slice(0, end - start))
+        if block:
+            first = first // block * block
+        planes, written = row.read(pages, lane, first, stop)
+        if not written.all():
+            _refuse_unwritten(call, visible, written, first, start)
         k, v = planes[0], planes[-1]
         scores = Scores(
-            sm_scale, cells.allowed, cells.span, softcap,
-            None if bias is None else _relative_bias(bias[start:end], positions, heads),
+            sm_scale, visible.allowed, visible.span, softcap,
+            None if bias is None else _relative_bias(bias[start:end], inputs.positions[start:end], heads),
             None if row_scale is None else row_scale[start:end],
             None if sink_rows is None else sink_rows[start:end] if isinstance(sinks, np.ndarray) else sink_rows,
         )  # fmt: skip
-        result, sums[start:end] = attention(
+        result, summed = attention(
             call.numeric, q[start:end].reshape(end - start, heads, head_dim),
-            k.reshape(len(k), kv_heads, head_dim), v.reshape(len(v), kv_heads, value_width), scores, first,
+            k.reshape(len(k), kv_heads, head_dim), v.reshape(len(v), kv_heads, value_width), scores, first, lse,
         )  # fmt: skip
         o[start:end] = result.reshape(end - start, -1)
+        if lse:
+            sums[start:end] = summed
     return (o, sums) if lse else o
 
 
 class Visible:
-    """Which cells the rows of one lane may see. `written` and `first_read` say which of the cells read were ever written."""
-
-    written: np.ndarray
-    first_read: int
+    """Which cells the new rows of one lane may see. Layers share it in a pass, so it remembers its answers."""
 
     def __init__(
-        self,
-        call: Call,
-        start: int,
-        positions: np.ndarray,
-        length: int,
-        window: int | None,
-        causal: bool,
-        mask: np.ndarray | None,
-        selection: np.ndarray | None,
-        ratio: int,
+        self, geometry: Geometry, lane: int, window: int | None, causal: bool, mask: tuple[np.ndarray | None, ...] | None
     ) -> None:
-        self.call, self.start, self.positions, self.length = call, start, positions, length
-        self.window, self.causal, self.mask, self.selection, self.ratio = window, causal, mask, selection, ratio
+        self.positions = geometry.positions[geometry.qo_indptr[lane] : geometry.qo_indptr[lane + 1]]
+        self.length = int(geometry.kv_len[lane])
+        self.window, self.causal = window, causal
+        self.mask = None if mask is None else mask[lane]
+        self.selection: np.ndarray | None = None
+        self.ratio = 1
+        self._known: dict[tuple[int, int, int, int], np.ndarray | None] = {}
+
+    def among(self, selection: np.ndarray, ratio: int) -> "Visible":
+        """The same, cut to selected blocks: selection [rows, k] of blocks of `ratio` cells."""
+        found = copy(self)
+        found.selection, found.ratio, found._known = selection, ratio, {}
+        return found
 
     def span(self, rows: slice) -> tuple[int, int]:
         """Bounds of the cells that any of `rows` may see, by causality and window."""
-        positions = self.positions[rows]
-        stop = int(positions[-1]) + 1 if self.causal else self.length
-        first = 0 if self.window is None else max(0, int(positions[0]) - self.window + 1)
+        stop = int(self.positions[rows.stop - 1]) + 1 if self.causal else self.length
+        first = 0 if self.window is None else max(0, int(self.positions[rows.start]) - self.window + 1)
         return first, stop
 
     def allowed(self, rows: slice, first: int, stop: int) -> np.ndarray | None:
-        """bool [rows, stop - first]; None where all are visible. Raises PoemError for a visible cell that was never written."""
+        """bool [rows, stop - first]; None where all are visible."""
+        key = (rows.start, rows.stop, first, stop)
+        if key not in self._known:
+            self._known[key] = self._allowed(rows, first, stop)
+        return self._known[key]
+
+    def _allowed(self, rows: slice, first: int, stop: int) -> np.ndarray | None:
         positions = self.positions[rows]
-        written = self.written.all()
         if (
-            written
-            and self.mask is None
+            self.mask is None
             and self.selection is None
             and stop <= self.length
             and (not self.causal or positions[0] >= stop - 1)
@@ -116,7 +122,9 @@ class Visible:
             return None
         cells = np.arange(first, stop, dtype=np.int32)
         at = positions[:, None]
-        found = cells <= at if self.causal else np.broadcast_to(cells < self.length, (len(positions), len(cells))).copy()
+        found = np.broadcast_to(cells < self.length, (len(positions), len(cells))).copy()
+        if self.causal:
+            found &= cells <= at
         if self.window is not None:
             found &= at - cells < self.window
         if self.mask is not None:
@@ -124,23 +132,22 @@ class Visible:
             found[:, : known.shape[1]] &= known
         if self.selection is not None:
             found &= selected(self.selection[rows], positions, cells, self.ratio)
-        if not written:
-            self._refuse_unwritten(found, rows, first)
         return found
 
-    def _refuse_unwritten(self, found: np.ndarray, rows: slice, first: int) -> None:
-        missing = np.ones(found.shape[1], np.bool_)
-        known = self.written[first - self.first_read :][: len(missing)]
-        missing[: len(known)] = ~known
-        bad = np.argwhere(found & missing)
-        if len(bad):
-            row, cell = bad[0].tolist()
-            raise self.call.error(
-                "run.unwritten-cell",
-                f"cell {first + cell} of the sequence was never written, or its page was dropped",
-                row=self.start + (rows.start or 0) + row,
-                hint="append before reading, and keep attention windows within the window of the space",
-            )
+
+def _refuse_unwritten(call: Call, visible: Visible, written: np.ndarray, first: int, start: int) -> None:
+    """Raises PoemError if a row may see a cell that was never written. written [cells read], the first being cell `first`."""
+    rows = slice(0, len(visible.positions))
+    allowed = visible.allowed(rows, first, first + len(written))
+    bad = ~written if allowed is None else allowed & ~written
+    if bad.any():
+        row, cell = np.argwhere(np.atleast_2d(bad))[0].tolist()
+        raise call.error(
+            "run.unwritten-cell",
+            f"cell {first + cell} of the sequence was never written, or its page was dropped",
+            row=start + row,
+            hint="append before reading, and keep attention windows within the window of the space",
+        )
 
 
 def selected(selection: np.ndarray, positions: np.ndarray, cells: np.ndarray, ratio: int) -> np.ndarray:

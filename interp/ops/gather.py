@@ -15,7 +15,8 @@ def embed(call: Call, ids: np.ndarray, table: Tensor, vocab: int) -> np.ndarray:
 
 def gather_rows(call: Call, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """`x[rows]`; an index outside x is an error."""
-    bad = np.flatnonzero((rows < 0) | (rows >= len(x)))
-    if len(bad):
-        raise call.error("run.index", f"rows is {rows[bad[0]]}, but x has {len(x)} rows", row=int(bad[0]))
+    outside = rows.view(np.uint32) >= len(x)  # as unsigned, negative indices are large
+    if outside.any():
+        row = int(outside.argmax())
+        raise call.error("run.index", f"rows is {rows[row]}, but x has {len(x)} rows", row=row)
     return x[rows]

@@ -171,6 +171,9 @@ def _turn(x: np.ndarray, head_dim: int, cos: np.ndarray, sin: np.ndarray, pairs:
     for first, second, angles in pairs:
         a, b = heads[:, :, first], heads[:, :, second]
         c, s = cos[:, :, angles], sin[:, :, angles]
-        turned[:, :, first] = a * c - b * s
-        turned[:, :, second] = b * c + a * s
+        to_a, to_b = turned[:, :, first], turned[:, :, second]
+        np.multiply(a, c, out=to_a)
+        to_a -= b * s
+        np.multiply(b, c, out=to_b)
+        to_b += a * s
     return turned.reshape(x.shape)
