@@ -3,8 +3,9 @@
 from functools import cache
 from pathlib import Path
 
-from conformance.originals.minis import MINIS, Mini
 from poem.package import Package, load_package
+
+from conformance.originals.minis import MINIS, Mini
 
 MODELS = Path(__file__).parents[2] / "models"
 PACKAGES = sorted(path.stem for path in MODELS.glob("*.poem"))
