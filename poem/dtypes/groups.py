@@ -70,15 +70,17 @@ def decode(
     gains = _factors(term, term.gain, "gain", stored, shape, rows, dtype, path)
     offsets = [] if term.offset is None else _factors(term, term.offset, "offset", stored, shape, rows, dtype, path)
     out: np.ndarray = np.empty((len(codes), columns), dtype)
-    for strip in _strips(*out.shape):
-        values = out[strip]
-        leaves.decode_into(values, codes[strip], term.code)
-        if term.tail == "z":
-            _apply(np.subtract, values, _product(offsets), strip)
-        for gain in gains:
-            _apply(np.multiply, values, gain, strip)
-        if term.tail == "b":
-            _apply(np.add, values, _product(offsets), strip)
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite and NaN factors give what IEEE arithmetic gives
+        offset = _product(offsets) if offsets else None
+        for strip in _strips(*out.shape):
+            values = out[strip]
+            leaves.decode_into(values, codes[strip], term.code)
+            if offset is not None and term.tail == "z":
+                _apply(np.subtract, values, offset, strip)
+            for gain in gains:
+                _apply(np.multiply, values, gain, strip)
+            if offset is not None and term.tail == "b":
+                _apply(np.add, values, offset, strip)
     return out
 
 
@@ -250,7 +252,7 @@ def _encode_gain(term: Term, peak: np.ndarray, largest: float, path: str, least:
     stored |= _encode_gain(term.gain, higher, largest * leaves.largest(term.code), plane_path(path, "gain"), SMALLEST_NORMAL)
     outer = _product(_factors(term, term.gain, "gain", stored, peak.shape, EVERY, np.float32, path))
     quotients = matrix.copy()
-    _apply(np.divide, quotients, Factor(np.float32(largest) * outer.values, outer.width), EVERY)
+    _apply(np.divide, quotients, _divisor(Factor(np.float32(largest) * outer.values, outer.width)), EVERY)
     codes = leaves.encode_codes(quotients, term.code)
     codes = np.maximum(codes, codes.dtype.type(1))
     codes[matrix == 0] = leaves.encode_codes(np.ones(1), term.code)[0]
@@ -270,6 +272,11 @@ def _encode_plain_gain(leaf: str, peak: np.ndarray, largest: float, least: float
     else:
         gain = _one_if_zero(np.maximum(gain, np.float32(least)))
     return leaves.encode(np.where(peak == 0, np.float32(1), gain), leaf)
+
+
+def _divisor(factor: Factor) -> Factor:
+    """Where a factor underflowed to 0 every code means 0: dividing by infinity picks code 0."""
+    return Factor(np.where(factor.values == 0, np.float32(np.inf), factor.values), factor.width)
 
 
 def _one_if_zero(gain: np.ndarray) -> np.ndarray:
@@ -312,7 +319,7 @@ def _encode_codes(term: Grouped, matrix: np.ndarray, stored: Planes, shape: tupl
     for factor in (gain, offset):
         if factor is not None and not np.isfinite(factor.values).all():
             raise ValueError("a gain or offset does not fit its format: it would be infinite")
-    divisor = Factor(np.where(gain.values == 0, np.float32(np.inf), gain.values), gain.width)  # a zero gain keeps code 0
+    divisor = _divisor(gain)
     packed = np.empty((rows, columns * leaves.LEAF_BITS[term.code] // 8), leaves.STORAGE[term.code])
     for strip in _strips(rows, columns):
         values = matrix[strip].astype(np.float32)

@@ -46,8 +46,8 @@ def largest(leaf: str) -> float:
     """The largest value that a code of `leaf` can hold."""
     if leaf in MINIFLOATS:
         return MINIFLOATS[leaf].largest
-    if leaf == "e8m0":
-        return 2.0**127
+    if leaf in ("e8m0", "bool"):
+        return 2.0**127 if leaf == "e8m0" else 1.0
     if leaf in WHOLE_FLOATS:
         return float(ml_dtypes.finfo(STORAGE[leaf]).max)
     return float(2 ** (LEAF_BITS[leaf] - leaf.startswith("i")) - 1)
@@ -118,6 +118,8 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
     ValueError if a row is no whole number of bytes.
     """
+    if bits == 8:
+        return codes
     per_byte = 8 // bits
     if codes.shape[-1] % per_byte:
         raise ValueError(f"a row of {codes.shape[-1]} codes of {bits} bits is no whole number of bytes")
@@ -147,7 +149,7 @@ def encode(values: np.ndarray, leaf: str) -> np.ndarray:
         return pack(encode_codes(values, leaf), LEAF_BITS[leaf])
     if leaf[0] in "iu":
         return _encode_integers(values, leaf)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # signalling NaN
         if leaf in ("f16", "bf16"):
             values = values.astype(np.float32, copy=False)
         return values.astype(STORAGE[leaf])

@@ -164,9 +164,8 @@ def _join(term: Term, parts: list[Part], axis: int, path: str) -> dict[str, np.n
 def _join_whole(term: Grouped, parts: list[Part], axis: int, path: str) -> dict[str, np.ndarray]:
     """The factors of a whole-tensor group: every part keeps its own, as segments."""
     names = [inner_path for _, inner_path in _factor_terms(term, path)]
-    if axis == COLUMNS or len(parts[0][1]) < 2:
+    if axis == COLUMNS or len(parts[0][1]) < 2 or not _has_leaf_factors(term):
         return {key: plane for name in names for key, plane in _the_same(parts, name).items()}
-    _leaf_factors_only(term)
     rows = np.concatenate([_segments_of(stored, shape, path) for stored, shape in parts])
     factors = [np.concatenate([_by_segment(stored, shape, path, name) for stored, shape in parts], axis=-1) for name in names]
     changes = np.zeros(len(rows), bool)
@@ -181,9 +180,8 @@ def _join_whole(term: Grouped, parts: list[Part], axis: int, path: str) -> dict[
     return {**dict(zip(names, factors, strict=True)), plane_path(path, "rows"): rows}
 
 
-def _leaf_factors_only(term: Grouped) -> None:
-    if not isinstance(term.gain, Leaf) or not (term.offset is None or isinstance(term.offset, Leaf)):
-        raise ValueError(f"{term}: whole-tensor factors that are groups themselves cannot be put together")
+def _has_leaf_factors(term: Grouped) -> bool:
+    return isinstance(term.gain, Leaf) and (term.offset is None or isinstance(term.offset, Leaf))
 
 
 def _the_same(parts: list[Part], path: str) -> dict[str, np.ndarray]:
@@ -224,7 +222,8 @@ def _stack(term: Term, parts: list[Planes], shape: tuple[int, ...], path: str) -
 
 def _stack_whole(term: Grouped, parts: list[Planes], shape: tuple[int, ...], path: str) -> dict[str, np.ndarray]:
     """Whole-tensor factors of a bank: `[E, *lead, P]` over the borders that any of the parts has."""
-    _leaf_factors_only(term)
+    if not _has_leaf_factors(term):
+        raise ValueError(f"{term}: whole-tensor factors that are groups themselves cannot be stacked")
     names = [inner_path for _, inner_path in _factor_terms(term, path)]
     if len(shape) < 2:  # vectors become the rows of a matrix, each with its own factor
         ones = np.ones(len(parts), np.int64)
@@ -233,10 +232,7 @@ def _stack_whole(term: Grouped, parts: list[Planes], shape: tuple[int, ...], pat
     ends = np.unique(np.concatenate(borders))
     refined = {
         name: np.stack(
-            [
-                _by_segment(stored, shape, path, name)[..., np.searchsorted(own, ends)]
-                for stored, own in zip(parts, borders, strict=True)
-            ]
+            [_by_segment(stored, shape, path, name)[..., np.searchsorted(own, ends)] for stored, own in zip(parts, borders, strict=True)]
         )
         for name in names
     }
