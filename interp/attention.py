@@ -165,7 +165,8 @@ def _weighted(numeric: Numeric, weights: np.ndarray, values: np.ndarray, allowed
             unsound = np.where(sound, 0, values)
             for block, cell in np.argwhere(~sound.all(axis=(0, 2))).tolist():
                 seen = visible[:, block, cell]
-                products[:, block, seen] += weights[:, block, seen, :, cell, None] * unsound[:, None, None, block, :, cell]
+                weight, value = weights[:, block][:, seen][..., cell], unsound[:, block, :, cell]
+                products[:, block, seen] += weight[..., None] * value[:, None, None, :]
     return _in_order(products.reshape(key_heads, blocks, rows, shared, -1))
 
 

@@ -73,12 +73,12 @@ class Numeric:
         shape = w.shape[-2:]
         if shape not in self._tiles:
             matrix = np.random.default_rng(0).standard_normal(shape, np.float32)
-            row: np.ndarray = np.random.default_rng(1).standard_normal(shape[1], np.float32)
+            row = np.random.default_rng(1).standard_normal((shape[1], 1), np.float32)
             self._tiles[shape] = next(tile for tile in (*ROW_TILES, 1) if _places_agree(matrix, row, tile))
         return self._tiles[shape]
 
 
 def _places_agree(matrix: np.ndarray, row: np.ndarray, tile: int) -> bool:
-    """Whether a row gives the same bits at every place of a tile."""
-    y = matrix @ np.repeat(row[None], tile, axis=0).T
+    """Whether `row` [K, 1] gives the same bits at every place of a tile."""
+    y = matrix @ np.repeat(row.T, tile, axis=0).T
     return bool((y == y[:, :1]).all())

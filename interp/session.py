@@ -149,13 +149,13 @@ class Session:
             step.call.batch, step.call.memo = pass_, memo
             found = step.function(step.call, **arguments)
             results = found if type(found) is tuple else () if found is None else (found,)
-            results = [
+            rounded = [
                 result if word is None else result.reshape(-1) if word == "ids" else numeric.round(result, word)
                 for result, word in zip(results, step.words, strict=True)
             ]
             if observe is not None:
-                results = observe(step.node, tuple(results)) or results
-            for id, result in zip(step.results, results, strict=True):
+                rounded = list(observe(step.node, tuple(rounded)) or rounded)
+            for id, result in zip(step.results, rounded, strict=True):
                 values[id] = result
             for id in step.last_uses:
                 values[id] = None

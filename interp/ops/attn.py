@@ -72,9 +72,9 @@ def attend(
             k.reshape(len(k), kv_heads, head_dim), v.reshape(len(v), kv_heads, value_width), scores, first, lse,
         )  # fmt: skip
         o[start:end] = result.reshape(end - start, -1)
-        if lse:
+        if sums is not None:
             sums[start:end] = summed
-    return (o, sums) if lse else o
+    return o if sums is None else (o, sums)
 
 
 class Visible:
@@ -266,7 +266,7 @@ def dense(
     real: Any = call.numeric.real
     heads, value_width = q.shape[1] // head_dim, v.shape[1] // kv_heads
     o = np.zeros((len(q), heads * value_width), real)
-    sums = np.full((len(q), heads), -np.inf, real)
+    sums = np.full((len(q), heads), -np.inf, real) if lse else None
     q_bounds, k_bounds = _bounds(call, "q_indptr", q_indptr, len(q)), _bounds(call, "kv_indptr", kv_indptr, len(k))
     if len(q_bounds) != len(k_bounds):
         raise call.error("run.index", f"q_indptr has {len(q_bounds)} entries, kv_indptr {len(k_bounds)}")
@@ -279,12 +279,14 @@ def dense(
             sm_scale, visible, lambda rows, count=stop - first: (0, count),  # type: ignore[misc]
             bias=None if bias is None else _distance_bias(bias),
         )  # fmt: skip
-        result, sums[start:end] = attention(
+        result, summed = attention(
             call.numeric, queries.reshape(end - start, heads, head_dim), keys.reshape(stop - first, kv_heads, head_dim),
-            v[first:stop].reshape(stop - first, kv_heads, value_width), scores,
+            v[first:stop].reshape(stop - first, kv_heads, value_width), scores, 0, lse,
         )  # fmt: skip
         o[start:end] = result.reshape(end - start, -1)
-    return (o, sums) if lse else o
+        if sums is not None:
+            sums[start:end] = summed
+    return o if sums is None else (o, sums)
 
 
 def _bounds(call: Call, name: str, indptr: np.ndarray, rows: int) -> list[int]:
