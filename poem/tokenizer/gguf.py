@@ -38,11 +38,14 @@ def tokenizer_json(fields: Mapping[str, Any]) -> dict[str, bytes]:
         raise _illegible("the GGUF file gives a kind for some of its tokens only", f"{len(tokens)} kinds", str(len(kinds)))
     roles = {name: _token_of_role(fields, tokens, key) for name, key in ROLES.items()}
     document = build(fields, tokens, kinds, roles)
-    config = {
+    config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{name: token for name, token in roles.items() if token is not None},
         "clean_up_tokenization_spaces": False,
     }
+    context = fields.get(f"{fields.get('general.architecture')}.context_length")
+    if context is not None:
+        config["model_max_length"] = int(context)
     if "tokenizer.chat_template" in fields:
         config["chat_template"] = fields["tokenizer.chat_template"]
     return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in (

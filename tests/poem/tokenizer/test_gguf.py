@@ -139,11 +139,13 @@ def test_a_word_that_is_a_token_is_taken_whole_only_by_families_that_ignore_merg
         assert len(tokenizer(byte_level_fields(**whole, **{"tokenizer.ggml.pre": pre})).encode("hel")) == length, pre
 
 
-def test_the_side_files_keep_roles_and_chat_template() -> None:
+def test_the_side_files_keep_roles_context_and_chat_template() -> None:
     import json
 
-    config = json.loads(tokenizer_json(byte_level_fields(**{"tokenizer.chat_template": "{{ x }}"}))["tokenizer_config.json"])
+    more = {"tokenizer.chat_template": "{{ x }}", "general.architecture": "llama", "llama.context_length": 8192}
+    config = json.loads(tokenizer_json(byte_level_fields(**more))["tokenizer_config.json"])
     assert config["bos_token"] == "<|end|>"
+    assert config["model_max_length"] == 8192
     assert config["chat_template"] == "{{ x }}"
 
 
