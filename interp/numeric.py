@@ -66,7 +66,8 @@ class Numeric:
         tiles = x.reshape(*x.shape[:-2], -1, tile, k)
         # w is the left factor: the rows of a tile then lie in the lanes of a vector register, which are all alike.
         y = np.matmul(w[..., None, :, :], tiles.swapaxes(-1, -2)).swapaxes(-1, -2)
-        return y.reshape(*y.shape[:-3], -1, y.shape[-1])[..., :rows, :]
+        # Contiguous, whatever the number of tiles: NumPy reduces along strides in another order.
+        return np.ascontiguousarray(y.reshape(*y.shape[:-3], -1, y.shape[-1])[..., :rows, :])
 
     def _row_tile(self, w: np.ndarray) -> int:
         """Rows of a tile for products with such a `w`: the most for which equal rows at all places gave equal bits."""

@@ -336,7 +336,7 @@ def sink(call: Call, o: np.ndarray, lse: np.ndarray, sinks: Tensor, head_dim: in
     real: Any = call.numeric.real
     factor = 1 / (1 + np.exp(call.weight(sinks) - lse * real(math.log(2))))
     factor = np.where(np.isfinite(lse), factor, real(1))
-    return (o.reshape(len(o), -1, head_dim) * factor[:, :, None]).reshape(o.shape)
+    return (o.reshape(*lse.shape, head_dim) * factor[:, :, None]).reshape(o.shape)
 
 
 def merge_lse(

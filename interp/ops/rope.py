@@ -166,7 +166,7 @@ def _tables(
 
 
 def _turn(x: np.ndarray, head_dim: int, cos: np.ndarray, sin: np.ndarray, pairs: tuple[Pairs, ...]) -> np.ndarray:
-    heads = x.reshape(len(x), -1, head_dim)
+    heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
     turned = np.empty_like(heads) if 2 * cos.shape[2] == head_dim else heads.copy()
     for first, second, angles in pairs:
         a, b = heads[:, :, first], heads[:, :, second]
