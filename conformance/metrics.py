@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+_LEAST = 1e-300  # divides zero by something
 # The floats that distances are counted in, as integers of the same width.
 _CODES = {"f32": (np.float32, np.int32), "bf16": (ml_dtypes.bfloat16, np.int16), "f16": (np.float16, np.int16)}
 
@@ -71,6 +72,14 @@ def measure(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> Distance:
             float(fraction[index]) if fraction.size else 0.0, index, int(special.sum()),
             int(ulp_distance(got, want).max(initial=0)), nmse(got, want), cosine(got, want),
         )  # fmt: skip
+
+
+def worst_fraction(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> float:
+    """The largest of `fractions`."""
+    error = np.abs(got - want)
+    if np.isfinite(error).all() and (error <= bound).all():  # nothing is special, and zero is divided by zero at worst
+        return float((error / np.maximum(bound, _LEAST)).max(initial=0.0))
+    return float(fractions(got, want, bound)[0].max(initial=0.0))
 
 
 def fractions(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

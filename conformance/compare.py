@@ -1,0 +1,295 @@
+"""One deployment against one original: op by op, layer by layer, token by token."""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from conformance.align import Alignment, Landing, Point, align, layers_of
+from conformance.arithmetic import NATIVE, ORIGINAL, PRECISION
+from conformance.bounds import BOUNDS
+from conformance.forced import Difference, Forced, run_forced
+from conformance.golden import Golden
+from conformance.greedy import Decoded, compare_ids, decode
+from conformance.locate import locate
+from conformance.metrics import fractions, measure
+from conformance.operands import Operands, Weights
+from conformance.perturbed import Perturbed, factor_for, run_perturbed
+from conformance.report import Comparison, Fault, Greedy, Line, Op, Row
+from interp import Session
+from poem.dtypes import FLOATS
+from poem.dtypes.tensor import Tensor
+from poem.errors import Frame
+from poem.graph import Graph
+
+LOCATED = 6  # how many differences are traced to an op; more follow from these or are the same line in other layers
+Texts = Mapping[str, str]
+
+
+class Subject:
+    """A deployment with its weights, and an original to compare it with.
+
+    texts: the `.poem` files by name. selected: which tensors are judged. seed: of the perturbed runs.
+    twin: a subject whose ops are the same in exact mode, so that its exact runs serve here too.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Mapping[str, Tensor],
+        landings: Sequence[Landing],
+        golden: Golden,
+        texts: Texts,
+        *,
+        seed: int = 0,
+        selected: Callable[[str], bool] = lambda name: True,
+        twin: "Subject | None" = None,
+    ) -> None:
+        self.graph, self.golden, self.texts, self.seed, self.selected = graph, golden, texts, seed, selected
+        self._tensors, self._landings = tensors, landings
+        self._twin = twin if twin is not None and same_ops(graph, twin.graph) else None
+        self.layers = layers_of(graph)
+
+    # -- runs, each made once ------------------------------------------------------------------
+    @cached_property
+    def alignment(self) -> Alignment:
+        if self._twin is not None:
+            return self._twin.alignment
+        shapes = {name: shape for name, shape in self.golden.shapes.items() if not name.startswith("greedy.")}
+        return align(self.graph, self._landings, shapes)
+
+    @cached_property
+    def _weights(self) -> Weights:
+        return self._twin._weights if self._twin is not None else Weights(self.graph, self._tensors)
+
+    @cached_property
+    def _exact(self) -> Session:
+        return Session(self.graph, self._tensors, mode="exact")
+
+    @cached_property
+    def _native(self) -> Session:
+        return Session(self.graph, self._tensors, mode="native")
+
+    @cached_property
+    def _ids(self) -> list[int]:
+        """The prompt and the original's continuation."""
+        return self.golden.expected["greedy.ids"].tolist() if "greedy.ids" in self.golden.expected else list(self.golden.tokens)
+
+    @cached_property
+    def rounds(self) -> bool:
+        """Whether native mode rounds to anything narrower than f32."""
+        dtypes = [value.type.dtype for value in self.graph.values if value.type is not None] + [space.dtype for space in self.graph.spaces]
+        return any(PRECISION[dtype][0] < 24 for dtype in dtypes if dtype in PRECISION)
+
+    @cached_property
+    def perturbed(self) -> Perturbed:
+        """Exact run and spreads of everything the original shows."""
+        if self._twin is not None and (self._twin.rounds or not self.rounds):
+            found = self._twin.perturbed
+            return found if self.rounds else Perturbed(found.exact, {"original": found.spread["original"], "native": found.spread["original"]})
+        tokens = self._ids[:-1] if len(self._ids) > len(self.golden.tokens) else self._ids
+        found = run_perturbed(self._exact, self._weights, tokens, self._watched, native=self.rounds, seed=self.seed)
+        found.spread.setdefault("native", found.spread["original"])
+        return found
+
+    @cached_property
+    def _shown(self) -> list[Point]:
+        """The points of the whole run: hidden states and logits, in order."""
+        shown = [point for point in self.alignment.points if re.fullmatch(r"hidden\.\d+|logits", point.name)]
+        return sorted(shown, key=lambda point: (point.name == "logits", int(point.name[7:]) if point.name != "logits" else 0))
+
+    @cached_property
+    def _watched(self) -> frozenset[int]:
+        return frozenset(point.value for point in self._shown) | {self.graph.output("logits").value if False else self._logits}
+
+    @cached_property
+    def _logits(self) -> int:
+        return self.graph.output("logits").id
+
+    @cached_property
+    def factor(self) -> float:
+        """Student's factor for every element that is compared."""
+        return factor_for(sum(array.size for name, array in self.golden.expected.items() if re.match(r"hidden|logits|greedy\.logits", name)))
+
+    def _decoded(self, session: Session) -> Decoded:
+        return decode(session, self._ids, len(self.golden.tokens), self._watched)
+
+    # -- one comparison ------------------------------------------------------------------------
+    def compare(self, mode: str) -> Comparison:
+        """Everything about one mode, "exact" or "native"."""
+        start = time.perf_counter()
+        native = mode == "native"
+        session = self._native if native else self._exact
+        forced = self._forced(session, native) if self.golden.fine else None
+        decoded = self._decoded(session)
+        rows = [self._row(point, decoded.watched[point.value], native) for point in self._shown if self.selected(point.name)]
+        greedy, tokens = self._greedy(decoded, native)
+        if greedy is not None:
+            rows.append(greedy)
+        faults = self._faults(forced, session, native) if forced is not None else []
+        faults = faults or self._coarse(rows, tokens, native, forced is not None)
+        ops = [self._op(point, node, fraction) for point, node, fraction in forced.compared] if forced is not None else []
+        worst, where, reason = self._worst(ops, rows, native)
+        differs = bool(faults) or (tokens is not None and bool(tokens.differ))
+        return Comparison(
+            self.graph.deployment, self.graph.model, mode, self.golden.place, "differs" if differs else "agrees", worst, where, reason,
+            faults, rows, ops, tokens, self._notes(forced), time.perf_counter() - start,
+        )  # fmt: skip
+
+    def _forced(self, session: Session, native: bool, overrides: Mapping[int, np.ndarray] | None = None) -> Forced:
+        arithmetics = (ORIGINAL, NATIVE) if native else (ORIGINAL,)
+        operands = [Operands(self.graph, self._weights, self.golden.tokens, arithmetic) for arithmetic in arithmetics]
+        return run_forced(
+            session, operands, self.alignment.points, self.golden.expected, self.golden.tokens, overrides, self.selected
+        )
+
+    def _row(self, point: Point, got: np.ndarray, native: bool) -> Row:
+        """One tensor of the whole run."""
+        want = self.golden.expected[point.name]
+        bound = self.perturbed.bound(point.value, self.factor, native=native)[: len(want), point.columns]
+        found = measure(got[: len(want), point.columns], want, bound)
+        layer = int(point.name[7:]) - 1 if point.name.startswith("hidden.") else None
+        return Row(
+            point.name, layer if layer is not None and layer >= 0 else None, found.max_ulp, found.nmse, found.cosine, found.fraction,
+            float(bound.max(initial=0.0)), list(found.index),
+        )  # fmt: skip
+
+    def _greedy(self, decoded: Decoded, native: bool) -> tuple[Row | None, Greedy | None]:
+        expected = self.golden.expected
+        if "greedy.ids" not in expected or not self.selected("greedy"):
+            return None, None
+        start, want = len(self.golden.tokens), expected["greedy.logits"]
+        bound = self.perturbed.bound(self._logits, self.factor, native=native)[start - 1 : start - 1 + len(want)]
+        found = measure(decoded.logits, want, bound)
+        steps = compare_ids(decoded.logits, want, expected["greedy.ids"][start:].tolist(), bound, start)
+        row = Row(
+            "greedy.logits", None, found.max_ulp, found.nmse, found.cosine, found.fraction, float(bound.max(initial=0.0)), list(found.index)
+        )
+        return row, Greedy(
+            len(steps), sum(step.got == step.want for step in steps),
+            [[step.position, step.got, step.want] for step in steps if step.tie],
+            [[step.position, step.got, step.want] for step in steps if not step.agrees],
+        )  # fmt: skip
+
+    # -- faults --------------------------------------------------------------------------------
+    def _faults(self, forced: Forced, session: Session, native: bool) -> list[Fault]:
+        """The differences of a forced run as faults, first op first, one for each line."""
+        located = forced.differences[:LOCATED]
+        for difference in located:
+            locate(
+                difference, forced, self.graph, self.alignment, self.golden.expected,
+                lambda overrides: self._forced(session, native, overrides),
+            )  # fmt: skip
+        faults: dict[tuple[str, int], Fault] = {}
+        for difference in sorted([*located, *forced.differences[LOCATED:]], key=lambda found: found.node):
+            fault = self._fault(difference)
+            first = faults.setdefault((fault.line.file, fault.line.line), fault)
+            if first is not fault and fault.layer is not None and fault.layer != first.layer and fault.layer not in first.again:
+                first.again.append(fault.layer)
+        return list(faults.values())
+
+    def _fault(self, found: Difference) -> Fault:
+        node = self.graph.nodes[found.node]
+        at = found.distance.index
+        heat, _ = fractions(found.got, found.want, found.bound)
+        return Fault(
+            node.op, self.layers.get(node.id), self.line_of(node.where), found.handed, found.verified, found.point.name, list(at),
+            float(found.got[at]), float(found.want[at]), _ulps(found.got[at], found.want[at]), float(found.bound[at]), found.reason,
+            found.distance.fraction, found.distance.special,
+            [self.line_of(self.graph.nodes[id].where) for id in found.region if id != found.node], heat=heat,
+        )  # fmt: skip
+
+    def _coarse(self, rows: Sequence[Row], tokens: Greedy | None, native: bool, fine: bool) -> list[Fault]:
+        """Where no op can be named: the first tensor of the whole run that is past its bound, and the lines that lead to it."""
+        bad = next((row for row in rows if not row.fraction <= 1.0), None)
+        if bad is None:
+            return []
+        point = next((point for point in self._shown if point.name == bad.tensor), None)
+        value = point.value if point is not None else self._logits
+        want = self.golden.expected[bad.tensor]
+        first = 0 if point is not None else len(self.golden.tokens) - 1
+        got = (self._decoded(self._native if native else self._exact))
+        mine = got.watched[value] if point is not None else got.logits
+        bound = self.perturbed.bound(value, self.factor, native=native)[first : first + len(want)]
+        at = tuple(bad.index)
+        lines = self._lines_before(value, bad.layer)
+        heat, special = fractions(mine, want, bound)
+        reason = f"{'bf16 and f32' if native and self.rounds else 'f32'} rounding of every op before it, spread by perturbed runs"
+        op = "the caches" if point is None else "this layer" if bad.layer is not None else "the ops"
+        return [
+            Fault(
+                op, bad.layer, lines[0], False, "", bad.tensor, list(at), float(mine[at]), float(want[at]), _ulps(mine[at], want[at]),
+                float(bound[at]), reason, bad.fraction, int(special.sum()), lines[1:], heat=heat,
+            )  # fmt: skip
+        ]
+
+    def _lines_before(self, value: int, layer: int | None) -> list[Line]:
+        """The lines of a layer; outside the layers, those of the ops outside that lead to a value."""
+        last = self.graph.producer_of(value)
+        nodes = [
+            node for node in self.graph.nodes
+            if self.layers.get(node.id) == layer and (layer is not None or last is None or node.id <= last.id)
+        ]  # fmt: skip
+        lines: dict[tuple[str, int], Line] = {}
+        for node in nodes or self.graph.nodes:
+            line = self.line_of(node.where)
+            lines.setdefault((line.file, line.line), line)
+        return list(lines.values())
+
+    def line_of(self, where: Sequence[Frame]) -> Line:
+        """The innermost line of an op with its text."""
+        if not where:
+            return Line("", 0, "", [])
+        frame = where[-1]
+        lines = self.texts.get(frame.file, "").splitlines()
+        text = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+        return Line(frame.file, frame.line, text, [f"{caller.file}:{caller.line}" for caller in where[:-1]])
+
+    # -- the rest ------------------------------------------------------------------------------
+    def _op(self, point: Point, node: int, fraction: float) -> Op:
+        frame = self.graph.nodes[node].where[-1] if self.graph.nodes[node].where else Frame("", 0, "")
+        return Op(self.graph.nodes[node].op, self.layers.get(node), point.name, frame.file, frame.line, fraction)
+
+    def _worst(self, ops: Sequence[Op], rows: Sequence[Row], native: bool) -> tuple[float, str, str]:
+        """The largest fraction of a bound anywhere, its tensor and what the bound comes from."""
+        op = max(ops, key=lambda op: op.fraction, default=None)
+        row = max(rows, key=lambda row: row.fraction, default=None)
+        if row is not None and (op is None or row.fraction > op.fraction):
+            return row.fraction, row.tensor, "rounding of the whole run"
+        if op is None:
+            return 0.0, "", ""
+        rounded = "rounding to bf16" if native and self.rounds else ""
+        return op.fraction, op.tensor, rounded or f"f32 {BOUNDS[op.op].reduces.replace('of {} ', 'of ') or 'rounding'}"
+
+    def _notes(self, forced: Forced | None) -> list[str]:
+        notes = []
+        if forced is not None:
+            notes += [
+                f"{found.point.name} is not what {self.graph.nodes[found.node].op} gives, and what follows agrees"
+                for found in forced.healed
+            ]  # fmt: skip
+            left = [name for name in self.alignment.unaligned if name.startswith(("module.", "attention."))]
+            if left:
+                notes.append(f"{len(left)} tensors of the original have no counterpart here: {', '.join(left[:3])}{' ...' if len(left) > 3 else ''}")
+        return notes
+
+
+def same_ops(graph: Graph, other: Graph) -> bool:
+    """Whether two graphs compute the same in exact mode: they differ in dtypes only."""
+
+    def float_like(dtypes: Sequence[str]) -> bool:
+        return all(dtype in FLOATS or not dtype.startswith(("g", "u2", "u4", "e4m3", "nvfp4", "mxfp4")) for dtype in dtypes)
+
+    return (
+        graph.nodes == other.nodes
+        and [(param.name, param.shape) for param in graph.params] == [(param.name, param.shape) for param in other.params]
+        and float_like([param.dtype for param in (*graph.params, *other.params)])
+    )
+
+
+def _ulps(got: float, want: float) -> int:
+    from conformance.metrics import ulp_distance
+
+    return int(ulp_distance(np.array([got]), np.array([want]))[0])

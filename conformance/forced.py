@@ -1,0 +1,222 @@
+"""The first op that differs: the model is run once, and each value that agrees is replaced by the original's own.
+
+So errors do not add up, every op is judged on the original's operands, and the first one whose result is wrong is where the
+fault is. A difference that disappears again before it decides anything (a package may order heads or scale differently) is
+only noted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.align import Point
+from conformance.metrics import Distance, measure, worst_fraction
+from conformance.operands import APPENDS, Operands, references
+from conformance.running import Running
+from interp import Session
+from poem.batch import Chunk
+from poem.graph import Graph, Node, Ref
+
+
+@dataclass(slots=True)
+class Difference:
+    """A tensor that is not the original's.
+
+    point: what was compared. node: the op blamed. handed: it was handed the wrong value; otherwise its result is wrong.
+    got, want, bound: the compared columns. verified: the tensor of the original that the value is instead, or "".
+    reason: what most of the bound at the worst element comes from.
+    region: the ops since the last values known to be right, in order; one of them is at fault when it holds several.
+    """
+
+    point: Point
+    node: int
+    handed: bool
+    got: np.ndarray
+    want: np.ndarray
+    bound: np.ndarray
+    distance: Distance
+    reason: str
+    region: tuple[int, ...]
+    verified: str = ""
+    confirmed: bool = False
+    healed: bool = False
+
+
+@dataclass(slots=True)
+class Forced:
+    """What a forced run found.
+
+    differences: by op in order. healed: those that came to nothing. compared: every comparison, with the node whose result it is
+    and the fraction of the bound. own: the values that were not replaced, by id, each with the bound of its error.
+    """
+
+    differences: list[Difference]
+    healed: list[Difference]
+    compared: list[tuple[Point, int, float]]
+    own: dict[int, tuple[np.ndarray, np.ndarray]]
+
+    def fraction(self, point: Point) -> float:
+        """The fraction of the bound at one point."""
+        return next((fraction for other, _, fraction in self.compared if other == point), 0.0)
+
+
+def _total(bounds: Sequence[tuple[Running, ...]], which: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The bounds of one result, added over the arithmetics that part got from want."""
+    return sum((np.broadcast_to(bound[which].error, shape) for bound in bounds), np.zeros(shape))
+
+
+class _Pass:
+    """One forced run."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        operands: Sequence[Operands],
+        points: Sequence[Point],
+        expected: Mapping[str, np.ndarray],
+        overrides: Mapping[int, np.ndarray],
+        selected: Callable[[str], bool],
+    ) -> None:
+        self.graph, self.operands, self.expected, self.overrides = graph, operands, expected, overrides
+        self.selected = selected
+        self.points: dict[int, list[Point]] = {}
+        for point in points:
+            self.points.setdefault(point.value, []).append(point)
+        self.suspects: list[Difference] = []
+        self.compared: list[tuple[Point, int, float]] = []
+        self.taints: dict[tuple[str, int], frozenset[int]] = {}  # by ("value" | "cache" | "handed to", id): suspects, by number
+        self.known: set[int] = set()  # values that are the original's
+        self.own: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # other values, with the bounds of their errors
+
+    def observe(self, node: Node, results: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...] | None:
+        """Called after each node: compare, replace."""
+        taint = self.taints.get(("handed to", node.id), frozenset())
+        for ref in references(node):
+            taint |= self.taints.get((ref.kind, ref.id), frozenset())
+        bounds = [operands.bounds(node, results) for operands in self.operands]
+        if node.op in APPENDS:
+            cache = node.operands["cache"]
+            assert isinstance(cache, Ref)
+            self.taints["cache", cache.id] = taint
+            return None
+        kept, given = [], []
+        for i, (value, result) in enumerate(zip(node.results, results, strict=True)):
+            if value in self.overrides:
+                result = self.overrides[value].astype(result.dtype)
+                own = result.astype(np.float64)
+            elif value in self.points and isinstance(result, np.ndarray) and result.dtype.kind == "f":
+                own = self._judge(node, i, results, _total(bounds, i, result.shape), taint)
+            else:
+                own = None
+                self.taints["value", value] = taint
+            given.append(result if own is None else own.astype(result.dtype))
+            if own is not None:
+                self.known.add(value)
+                kept.append([own] * len(bounds))
+            elif isinstance(result, np.ndarray) and result.dtype.kind == "f":
+                self.own[value] = result, _total(bounds, i, result.shape)
+                kept.append([Running(bound[i].arithmetic, result, bound[i].error) for bound in bounds])
+            else:
+                kept.append([result] * len(bounds))
+        for number, operands in enumerate(self.operands):
+            operands.keep(node, [column[number] for column in kept])
+        return tuple(given)
+
+    def _judge(
+        self, node: Node, which: int, results: tuple[np.ndarray, ...], error: np.ndarray, taint: frozenset[int]
+    ) -> np.ndarray | None:
+        """Compare a result with its tensors. Returns the original's own value where it takes its place, else None."""
+        value, result = node.results[which], results[which]
+        good: list[Point] = []
+        bad: list[Point] = []
+        for point in self.points[value]:
+            if not self.selected(point.name):
+                good.append(point)
+                continue
+            fraction = worst_fraction(result[:, point.columns], self.expected[point.name], error[:, point.columns])
+            self.compared.append((point, node.id, fraction))
+            (good if fraction <= 1.0 else bad).append(point)
+        if taint and good and not bad:
+            self._mark(taint, healed=True)
+        elif taint and any(point.decides for point in bad):
+            self._mark(taint, confirmed=True)
+            return self._replaced(value, result, bad)  # later faults show again once the right value is in place
+        if not bad:
+            self.taints["value", value] = frozenset()
+            return self._replaced(value, result, good)
+        own_bad = [point for point in bad if point.consumer is None]
+        if own_bad or not good:
+            number = self._suspect(node, False, (own_bad or bad)[0], which, results, error)
+            self.taints["value", value] = taint | {number}
+            return None
+        for point in bad:  # the value itself is right, and handed to the wrong op
+            assert point.consumer is not None
+            number = self._suspect(node, True, point, which, results, error)
+            self.suspects[number].verified = good[0].name
+            self.taints["handed to", point.consumer] = self.taints.get(("handed to", point.consumer), frozenset()) | {number}
+        self.taints["value", value] = frozenset()
+        return self._replaced(value, result, good)
+
+    def _replaced(self, value: int, result: np.ndarray, points: Sequence[Point]) -> np.ndarray:
+        own = result.astype(np.float64)
+        for point in points:
+            own[:, point.columns] = self.expected[point.name]
+        self.taints["value", value] = frozenset()
+        return own
+
+    def _suspect(
+        self, node: Node, handed: bool, point: Point, which: int, results: tuple[np.ndarray, ...], error: np.ndarray
+    ) -> int:
+        """Remember a tensor that differs; the op blamed is the value's own, or the one it is handed to. Returns its number."""
+        got, want, bound = results[which][:, point.columns].copy(), self.expected[point.name], error[:, point.columns].copy()
+        distance = measure(got, want, bound)
+        at = (distance.index[0], distance.index[1] + point.columns.start)
+        reason = max(operands.reason(node, results, which, at) for operands in self.operands)[1]
+        blamed = point.consumer if handed and point.consumer is not None else node.id
+        region = (blamed,) if handed else self._region(node.id)
+        self.suspects.append(Difference(point, blamed, handed, got, want, bound, distance, reason, region))
+        return len(self.suspects) - 1
+
+    def _region(self, node: int) -> tuple[int, ...]:
+        """The ops between a node and the values known to be the original's, in order."""
+        found, todo = set(), [node]
+        while todo:
+            id = todo.pop()
+            if id in found:
+                continue
+            found.add(id)
+            for ref in references(self.graph.nodes[id]):
+                producer = self.graph.producer_of(ref.id) if ref.kind == "value" and ref.id not in self.known else None
+                if producer is not None:
+                    todo.append(producer.id)
+        return tuple(sorted(found))
+
+    def _mark(self, suspects: frozenset[int], *, healed: bool = False, confirmed: bool = False) -> None:
+        for number in suspects:
+            self.suspects[number].healed |= healed
+            self.suspects[number].confirmed |= confirmed
+
+
+def run_forced(
+    session: Session,
+    operands: Sequence[Operands],
+    points: Sequence[Point],
+    expected: Mapping[str, np.ndarray],
+    tokens: Sequence[int],
+    overrides: Mapping[int, np.ndarray] | None = None,
+    selected: Callable[[str], bool] = lambda name: True,
+) -> Forced:
+    """Run a prompt with every agreeing value replaced by the original's.
+
+    operands: one for each arithmetic whose errors may part got and want: the original's, and in native mode the session's own.
+    expected: the original's tensors by name. overrides: values by id to put in place of what the ops give. selected: which
+    tensors are judged; the others only take their places.
+    """
+    run = _Pass(session.graph, operands, points, expected, overrides or {}, selected)
+    sequence = session.add_sequence()
+    session.run([Chunk(sequence, list(tokens), readouts="all")], run.observe)
+    session.drop_sequence(sequence)
+    faults = [suspect for suspect in run.suspects if suspect.confirmed or not suspect.healed]
+    healed = [suspect for suspect in run.suspects if suspect.healed and not suspect.confirmed]
+    return Forced(sorted(faults, key=lambda fault: fault.node), healed, run.compared, run.own)

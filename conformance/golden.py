@@ -1,0 +1,137 @@
+"""Goldens: what an original computed for one prompt, on disk."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from poem.checkpoint import Checkpoint, open_checkpoint
+from poem.errors import CheckpointError, UsageError
+
+INPUTS, EXPECTED = "inputs.safetensors", "expected.safetensors"
+LARGEST_WEIGHTS = 32 << 20  # a golden with more bytes of weights than this keeps only what the original gave
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A prompt and what the original made of it.
+
+    place: where it is from, for reports. tokens: the prompt. expected: by name, [rows, width] float32 but for `greedy.ids`:
+    `logits`, `hidden.<layer>`, `greedy.ids`, `greedy.logits`, `module.<name>.input/output`,
+    `attention.<layer>.query/key/value/output`.
+    meta: who made it, with which versions.
+    """
+
+    place: str
+    tokens: tuple[int, ...]
+    expected: Mapping[str, np.ndarray]
+    meta: Mapping[str, Any]
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(array.shape) for name, array in self.expected.items()}
+
+    @property
+    def layers(self) -> int:
+        """How many layers' hidden states it holds; the embedding counts as none."""
+        return sum(1 for name in self.expected if re.fullmatch(r"hidden\.\d+", name)) - 1
+
+    @property
+    def fine(self) -> bool:
+        """Whether it holds more than hidden states and logits."""
+        return any(name.startswith("module.") for name in self.expected)
+
+
+def open_golden(folder: str | Path) -> Golden:
+    """Read a golden folder; arrays stay mapped.
+
+    Raises UsageError (`check.golden`) for a folder that is none, CheckpointError for files that cannot be read.
+    """
+    folder = Path(folder)
+    for name in (INPUTS, EXPECTED):
+        if not (folder / name).is_file():
+            raise UsageError(
+                "check.golden", f"there is no golden: {name} is missing", phase="check", file=str(folder),
+                expected=f"{INPUTS} (input_ids) and {EXPECTED} (logits, hidden.0, hidden.1, ...)",
+                hint="make one with --checkpoint DIR --against transformers --save-golden DIR",
+            )  # fmt: skip
+    inputs, expected = _arrays(folder / INPUTS), _arrays(folder / EXPECTED)
+    if "input_ids" not in inputs:
+        raise _bad(folder, f"{INPUTS} holds no input_ids", expected="input_ids [1, tokens]", found=", ".join(inputs) or "nothing")
+    tokens = tuple(int(token) for token in np.asarray(inputs["input_ids"]).reshape(-1))
+    _check(folder, tokens, expected)
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+    except (OSError, ValueError):
+        meta = {}
+    return Golden(str(folder), tokens, expected, meta if isinstance(meta, dict) else {})
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    checkpoint: Checkpoint = open_checkpoint(file)
+    found = {}
+    for name in checkpoint.names():
+        tensor = checkpoint.tensor(name)
+        array = tensor.planes.get("data")
+        if array is None or not tensor.dtype.is_leaf:
+            raise _bad(file.parent, f"{file.name} holds {name} in {tensor.dtype}", expected="floats and integers")
+        found[name] = array if array.dtype.kind in "iu" else array.astype(np.float32, copy=False)
+    return found
+
+
+def _check(folder: Path, tokens: tuple[int, ...], expected: Mapping[str, np.ndarray]) -> None:
+    """Refuse a golden whose tensors do not belong together."""
+    rows = len(tokens)
+    if not rows:
+        raise _bad(folder, "the prompt is empty", expected="at least one token in input_ids")
+    if "logits" not in expected:
+        raise _bad(folder, f"{EXPECTED} holds no logits", expected=f"logits [{rows}, vocabulary]", found=", ".join(sorted(expected)[:4]))
+    for name, array in expected.items():
+        if name.startswith("greedy."):
+            continue
+        if array.ndim != 2 or len(array) != rows:
+            raise _bad(folder, f"{name} does not fit the prompt", expected=f"[{rows}, width]", found=str(list(array.shape)))
+    if ("greedy.ids" in expected) != ("greedy.logits" in expected):
+        raise _bad(folder, "greedy.ids and greedy.logits go together")
+    if "greedy.ids" in expected:
+        ids, logits = expected["greedy.ids"], expected["greedy.logits"]
+        if ids.shape != (rows + len(logits),) or tuple(ids[:rows].tolist()) != tokens:
+            raise _bad(folder, "greedy.ids does not continue the prompt", expected=f"the {rows} ids of the prompt, then {len(logits)} more")
+
+
+def _bad(folder: Path, message: str, *, expected: str = "", found: str = "") -> CheckpointError:
+    return CheckpointError("check.golden", message, phase="check", file=str(folder), expected=expected, found=found)
+
+
+def shipped_golden(package_path: Path, package: str, model: str) -> Path | None:
+    """The golden beside a package, `goldens/<package>/<model>`, if there is one."""
+    folder = package_path.parent / "goldens" / package / model
+    return folder if (folder / EXPECTED).is_file() else None
+
+
+def save_golden(folder: Path, checkpoint: Path, input_ids: np.ndarray, expected: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> bool:
+    """Write a golden folder. Returns whether the weights went in: only those of a mini do.
+
+    expected: what the original gave, never this project's own results.
+    """
+    import shutil
+
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"input_ids": np.ascontiguousarray(input_ids.reshape(1, -1))}, folder / INPUTS)
+    save_file({name: np.ascontiguousarray(array) for name, array in expected.items()}, folder / EXPECTED)
+    (folder / "meta.json").write_text(json.dumps(dict(meta), indent=2) + "\n")
+    weights = sorted(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else [checkpoint]
+    weights = [file for file in weights if file.name not in (INPUTS, EXPECTED)]
+    source = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    small = sum(file.stat().st_size for file in weights) <= LARGEST_WEIGHTS
+    for file in [source / "config.json", *(weights if small else [])]:
+        if file.is_file() and file.parent.resolve() != folder.resolve():
+            shutil.copyfile(file, folder / file.name)
+    return small

@@ -1,0 +1,68 @@
+"""Decoding token by token through the caches, against the original's greedy continuation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from interp import Session
+from poem.batch import Chunk
+from poem.graph import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One decoded token. tie: the ids differ, and the original's two candidates lie closer than the bounds allow to tell."""
+
+    position: int
+    got: int
+    want: int
+    tie: bool
+
+    @property
+    def agrees(self) -> bool:
+        return self.got == self.want or self.tie
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A prompt and its continuation, run with the cache.
+
+    logits [steps, vocabulary]: after the prompt, then after each token of the original but the last. watched: of the prompt's
+    pass, by value id.
+    """
+
+    logits: np.ndarray
+    watched: dict[int, np.ndarray]
+
+
+def decode(session: Session, ids: Sequence[int], prompt: int, watched: frozenset[int]) -> Decoded:
+    """Run the prompt in one pass and the original's continuation `ids[prompt:]` one token at a time.
+
+    The original's tokens are fed, not those chosen here, so that every step is compared.
+    """
+    seen: dict[int, np.ndarray] = {}
+
+    def observe(node: Node, results: tuple[np.ndarray, ...]) -> None:
+        for id, result in zip(node.results, results, strict=True):
+            if id in watched:
+                seen[id] = result
+
+    sequence = session.add_sequence()
+    logits = [session.run([Chunk(sequence, list(ids[:prompt]), readouts="all")], observe)["logits"][-1]]
+    logits += [session.run([Chunk(sequence, [token])])["logits"][0] for token in ids[prompt:-1]]
+    session.drop_sequence(sequence)
+    return Decoded(np.stack(logits), seen)
+
+
+def compare_ids(logits: np.ndarray, want_logits: np.ndarray, want_ids: Sequence[int], bound: np.ndarray, start: int) -> list[Step]:
+    """The token each step would choose, against the original's. Ties go to the lower id, as in the original.
+
+    want_ids: the original's choices. bound [steps, vocabulary]: of the logits. start: position of the first.
+    """
+    steps = []
+    for i, want in enumerate(want_ids):
+        got = int(np.argmax(np.where(np.isnan(logits[i]), -np.inf, logits[i])))
+        margin = float(want_logits[i, want]) - float(want_logits[i, got])
+        steps.append(Step(start + i, got, int(want), got != want and margin <= float(bound[i, want] + bound[i, got])))
+    return steps

@@ -1,0 +1,129 @@
+"""What each node of a run was given, in one lane: the operands that a bound needs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from conformance.arithmetic import FUNCTION_ULPS, SOURCES, Arithmetic
+from conformance.bounds import BOUNDS, Cells, local_bound
+from conformance.running import Running
+from poem.batch import Chunk, geometry
+from poem.dtypes import FLOATS
+from poem.dtypes.tensor import Tensor
+from poem.errors import PoemError
+from poem.graph import Graph, Node, Operand, Ref
+
+APPENDS = {"attn.kv_append": ("k", "v"), "attn.kv_append_shared": ("kv",)}
+
+
+class Weights:
+    """Decoded weights of a graph, each decoded once."""
+
+    def __init__(self, graph: Graph, tensors: Mapping[str, Tensor]) -> None:
+        self._graph, self._tensors = graph, tensors
+        self._decoded: dict[int, np.ndarray] = {}
+
+    def __getitem__(self, param: int) -> np.ndarray:
+        found = self._decoded.get(param)
+        if found is None:
+            found = self._decoded[param] = self._tensors[self._graph.params[param].name].decode()
+        return found
+
+
+class Operands:
+    """Follows one lane of a run that starts without cells, node by node.
+
+    A value is an array where it is known exactly (the original's own), or a `Running` with how far the arithmetic may be.
+    """
+
+    def __init__(self, graph: Graph, weights: Weights, tokens: Sequence[int], arithmetic: Arithmetic) -> None:
+        self.graph, self.arithmetic = graph, arithmetic
+        self.geometry = geometry([Chunk(0, list(tokens), readouts="all")], {0: 0}, [])
+        self._weights = weights
+        self._cells: dict[int, tuple[Any, ...]] = {}
+        self._last_use = {ref.id: node.id for node in graph.nodes for ref in references(node) if ref.kind == "value"}
+        self.values: dict[int, Any] = {item.value: self._input(item.method) for item in graph.inputs}
+
+    def _input(self, method: str) -> Any:
+        """The graph inputs that bounds read; others are None."""
+        if method in ("tokens", "positions", "readout_rows", "mrope_positions", "kv_len", "adapter_routes"):
+            return getattr(self.geometry, method)
+        return self.geometry.masks if method == "mask" else None
+
+    def of(self, node: Node) -> dict[str, Any]:
+        """Operands and attributes of a node by parameter name."""
+        return {**node.attributes, **{name: self._operand(operand) for name, operand in node.operands.items()}}
+
+    def _operand(self, operand: Operand) -> Any:
+        if operand is None:
+            return None
+        if isinstance(operand, list):
+            return [self._operand(ref) for ref in operand]
+        if operand.kind == "value":
+            value = self.graph.values[operand.id]
+            return self.geometry if value.kind == "plan" else self.values[operand.id]
+        if operand.kind == "param":
+            return self._weights[operand.id]
+        if operand.kind == "inputs":
+            return self.geometry
+        cache = self.graph.caches[operand.id]
+        planes = self._cells.get(operand.id)
+        return None if planes is None else Cells([planes], self.graph.spaces[cache.space].dtype)
+
+    def bounds(self, node: Node, results: Sequence[np.ndarray]) -> tuple[Running, ...]:
+        """Bounds of a node's results under the errors of its operands; appended cells are remembered.
+
+        results: what the node gave, taken as exact. PoemError (`check.no-bound`) for an op without a bound.
+        """
+        if node.op not in BOUNDS:
+            file, line = (node.where[-1].file, node.where[-1].line) if node.where else ("", 0)
+            raise PoemError(
+                "check.no-bound", f"there is no error bound for ops.{node.op} yet", phase="check", file=file, line=line, stack=node.where
+            )
+        arguments = self.of(node)
+        if node.op in APPENDS:
+            cache = node.operands["cache"]
+            assert isinstance(cache, Ref)
+            self._cells[cache.id] = tuple(arguments[name] for name in APPENDS[node.op])
+            return ()
+        types = [self.graph.values[id].type for id in node.results]
+        dtypes = [type.dtype if type is not None else "" for type in types]
+        if not any(dtype in FLOATS for dtype in dtypes):
+            return tuple(Running(self.arithmetic, 0.0) for _ in dtypes)
+        return local_bound(node.op, arguments, results, dtypes, self.arithmetic, self.geometry)
+
+    def reason(self, node: Node, results: Sequence[np.ndarray], which: int, index: tuple[int, ...]) -> tuple[float, str]:
+        """What most of the bound at one element comes from, and how much that is. To be asked before `keep`."""
+        record = BOUNDS[node.op]
+        arguments = self.of(node)
+        dtypes = [type.dtype if (type := self.graph.values[id].type) is not None else "" for id in node.results]
+        parts = {}
+        for source in ("", *SOURCES):
+            arithmetic = self.arithmetic.only(source)
+            error = local_bound(node.op, arguments, results, dtypes, arithmetic, self.geometry)[which].error
+            parts[source] = float(np.broadcast_to(error, results[which].shape)[index]) - parts.get("", 0.0)
+        source = max(parts, key=lambda name: parts[name])
+        length = record.length(arguments) if record.length is not None else 0
+        stored = dtypes[which] if self.arithmetic.results is None else self.arithmetic.results
+        cells = next((given.dtype for given in arguments.values() if isinstance(given, Cells)), "")
+        return parts[source], {
+            "": "errors carried over from the ops before it",
+            "steps": f"f32 {record.reduces.format(length)}" if record.reduces else "f32 rounding of each step",
+            "functions": f"f32 functions (exp, sin, ...) within {FUNCTION_ULPS} ulp",
+            "results": f"rounding the result to {stored}",
+            "cells": f"kv cells stored in {cells}",
+        }[source]
+
+    def keep(self, node: Node, results: Sequence[Any]) -> None:
+        """Remember a node's results, and forget what no later node reads."""
+        for id, result in zip(node.results, results, strict=True):
+            self.values[id] = result
+        for ref in references(node):
+            if ref.kind == "value" and self._last_use[ref.id] <= node.id:
+                self.values.pop(ref.id, None)
+
+
+def references(node: Node) -> list[Ref]:
+    """All references of a node, lists included."""
+    return [ref for operand in node.operands.values() for ref in (operand if isinstance(operand, list) else [operand]) if ref is not None]

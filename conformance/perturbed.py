@@ -1,0 +1,162 @@
+"""How far a whole run may be from another arithmetic: Monte Carlo arithmetic on the graph.
+
+Local errors of the ops travel through the layers, grow, cancel and meet again; no formula follows that without becoming
+vacuous. So the run is repeated with every result moved at random within the bound of its own op, and the spread of what
+comes out is measured (Parker, "Monte Carlo arithmetic", 1997, with the errors of this project's bounds in place of a random
+last bit). A value at the end is moved by very many small independent amounts, so its error is close to normal, and
+the number of runs and the stated risk give the factor on the measured spread: Student's t.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from conformance.arithmetic import ORIGINAL, PRECISION, RISK, half_spacing
+from conformance.bounds import BOUNDS
+from conformance.operands import APPENDS, Operands, Weights
+from interp import Session
+from poem.batch import Chunk
+from poem.graph import Graph, Node, Ref
+
+RUNS = 16
+POOL = 1 << 18  # random numbers drawn at once
+PERTURBED = ("original", "native")
+
+
+@dataclass(slots=True)
+class Perturbed:
+    """One exact run and what perturbation does to it.
+
+    exact: values by id, [rows, width]. spread: by source ("original": f32 steps; "native": results and cells rounded to their
+    dtypes besides) and value id, the root mean square of the moves.
+    """
+
+    exact: dict[int, np.ndarray]
+    spread: dict[str, dict[int, np.ndarray]]
+
+    def bound(self, value: int, factor: float, *, native: bool) -> np.ndarray:
+        """How far an f32 original may be from an exact run, or from a native run."""
+        spread = self.spread["original"][value]
+        return factor * (spread + self.spread["native"][value] if native else spread)
+
+
+def run_perturbed(
+    session: Session, weights: Weights, tokens: Sequence[int], watched: Collection[int], *, native: bool, seed: int
+) -> Perturbed:
+    """Run tokens once exactly and RUNS times for each source with perturbed results, all as lanes of one pass.
+
+    session: in exact mode. watched: the values to keep. native: whether to perturb as native mode rounds, too.
+    """
+    sources = PERTURBED if native else PERTURBED[:1]
+    run = _Run(session.graph, weights, tokens, frozenset(watched), sources, seed)
+    sequences = [session.add_sequence() for _ in range(run.lanes)]
+    session.run([Chunk(sequence, list(tokens), readouts="all") for sequence in sequences], run.observe)
+    for sequence in sequences:
+        session.drop_sequence(sequence)
+    return Perturbed(run.exact, run.spread)
+
+
+class _Run:
+    def __init__(
+        self, graph: Graph, weights: Weights, tokens: Sequence[int], watched: frozenset[int], sources: Sequence[str], seed: int
+    ) -> None:
+        self.graph, self.watched, self.sources = graph, watched, sources
+        # A rounding error is uniform within its bound, so n of them move a sum by sqrt(n) bounds' worth: one deviation. How many
+        # deviations an error may reach is for `factor_for` to say, once.
+        self.operands = Operands(graph, weights, tokens, replace(ORIGINAL, deviations=1.0))
+        self.random = np.random.default_rng(seed)
+        self.pool = self.random.random(POOL) * 2.0 - 1.0
+        self.lanes = 1 + RUNS * len(sources)
+        self.exact: dict[int, np.ndarray] = {}
+        self.spread: dict[str, dict[int, np.ndarray]] = {source: {} for source in sources}
+        self.appended = _appended(graph)
+
+    def observe(self, node: Node, results: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...] | None:
+        mine = [result[: len(result) // self.lanes] if _by_lane(result, self.lanes) else result for result in results]
+        bounds = self.operands.bounds(node, mine)
+        if node.op in APPENDS:
+            return None
+        self.operands.keep(node, mine)
+        for value, result, bound in zip(node.results, results, bounds, strict=True):
+            if not _by_lane(result, self.lanes):
+                continue
+            lanes = result.reshape(self.lanes, -1, result.shape[1])
+            if not np.shares_memory(lanes, result):
+                raise AssertionError(f"ops.{node.op} gives a result that is not contiguous")
+            exact = lanes[0]
+            for number, source in enumerate(self.sources):
+                error = bound.error if source == "original" else self._stored(value, exact, bound.error, BOUNDS[node.op].copies)
+                moved = lanes[1 + number * RUNS : 1 + (number + 1) * RUNS]
+                if np.any(error):
+                    moved += self._noise(moved.shape) * error
+                if value in self.watched:
+                    moves = moved - exact
+                    self.spread[source][value] = np.sqrt(np.mean(moves * moves, axis=0))
+            if value in self.watched:
+                self.exact[value] = exact.copy()
+        return results
+
+    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Uniform numbers in -1..1: a run of the pool from a place drawn anew."""
+        count = math.prod(shape)
+        if count > len(self.pool):
+            return self.random.random(shape) * 2.0 - 1.0
+        start = int(self.random.integers(len(self.pool) - count + 1))
+        return self.pool[start : start + count].reshape(shape)
+
+    def _stored(self, value: int, exact: np.ndarray, error: np.ndarray, copies: bool) -> np.ndarray:
+        """The error of a native result: that of its f32 steps, the rounding to its dtype, and to that of cells it is stored in."""
+        type = self.graph.values[value].type
+        assert type is not None
+        dtypes = [self.appended.get(value, "f32"), "f32" if copies else type.dtype]
+        magnitude = np.abs(exact) + error
+        return sum((half_spacing(magnitude, dtype) for dtype in dtypes if PRECISION[dtype][0] < 24), error)
+
+
+def _by_lane(result: np.ndarray, lanes: int) -> bool:
+    """Whether a result is a float matrix that holds every lane's rows."""
+    return isinstance(result, np.ndarray) and result.dtype.kind == "f" and result.ndim == 2 and len(result) % lanes == 0
+
+
+def _appended(graph: Graph) -> dict[int, str]:
+    """The dtype of the space that a value is appended to."""
+    found = {}
+    for node in graph.nodes:
+        for name in APPENDS.get(node.op, ()):
+            operand, cache = node.operands[name], node.operands["cache"]
+            assert isinstance(operand, Ref) and isinstance(cache, Ref)
+            found[operand.id] = graph.spaces[graph.caches[cache.id].space].dtype
+    return found
+
+
+def factor_for(elements: int, runs: int = RUNS) -> float:
+    """How many measured spreads an error may reach: P(|error| > factor * spread) = RISK / elements for each of `elements`.
+
+    The spread is the root mean square of `runs` moves, so error / spread has Student's t distribution of `runs` degrees of
+    freedom. Its two-sided tail for an even number n of them is 1 - A(t), A(t) = sin(a) (1 + 1/2 cos^2(a) + 1*3/(2*4) cos^4(a)
+    + ... up to cos^(n-2)), a = atan(t / sqrt(n)) (Abramowitz and Stegun, 26.7.4).
+    """
+    wanted = RISK / max(elements, 1)
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _tail(middle, runs) > wanted else (low, middle)
+    return high
+
+
+def _tail(t: float, n: int) -> float:
+    """P(|T| > t) of Student's t with an even number n of degrees of freedom, without cancellation: the tail's own series."""
+    # 1 - sin(a) * sum_{k < n/2} c_k cos^2k(a), with sum over all k of c_k cos^2k = 1 / sin(a), is sin(a) times the rest of the series.
+    angle = math.atan2(math.sqrt(n), t)  # the complement of a: cos(a) = sin(angle)
+    square = math.sin(angle) ** 2
+    term = 1.0
+    for k in range(1, n // 2 + 1):
+        term *= (2 * k - 1) / (2 * k) * square
+    total, k = 0.0, n // 2
+    while term > 1e-18 * total and term > 0.0:
+        total += term
+        k += 1
+        term *= (2 * k - 1) / (2 * k) * square
+    return math.cos(angle) * total
