@@ -101,14 +101,9 @@ class Tokenizer:
         text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no character
         return self._text_backend(markers).encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids. Bytes that are no UTF-8 become U+FFFD; ids outside the vocabulary become nothing."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
-
-    @cached_property
-    def special_ids(self) -> frozenset[int]:
-        """The ids of the vocabulary's special tokens."""
-        return frozenset(index for index, token in self._backend.get_added_tokens_decoder().items() if token.special)
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens as they are spelled. Bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        return self._backend.decode(list(ids), skip_special_tokens=False)
 
     @cached_property
     def _backend(self) -> "Backend":

@@ -114,7 +114,6 @@ def test_control_tokens_are_special_and_user_defined_ones_are_not() -> None:
     assert made.encode_prompt("<|end|><tool>") == [end, tool]
     assert end not in made.encode("<|end|>")
     assert made.encode("<tool>") == [tool]
-    assert made.special_ids == {end}
 
 
 def test_merges_apply_in_their_order() -> None:
