@@ -102,7 +102,10 @@ class Tokenizer:
         return self._text_backend(markers).encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, special tokens as they are spelled. Bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        """The text of ids, special tokens as they are spelled.
+
+        Bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing.
+        """
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
     @cached_property
