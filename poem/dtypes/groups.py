@@ -224,10 +224,7 @@ def _extremes(matrix: np.ndarray, group: Group, shape: tuple[int, ...]) -> tuple
         extremes = np.empty((rows, len(starts)), np.float32)
         for strip in _strips(rows, columns):
             values = matrix[strip].astype(np.float32, copy=False)
-            if columns % width:
-                extremes[strip] = ufunc.reduceat(values, starts, axis=1)
-            else:
-                extremes[strip] = ufunc.reduce(values.reshape(len(values), -1, width), axis=2)
+            extremes[strip] = ufunc.reduceat(values, starts, axis=1)
         if group.kind == "tile":
             by_row = extremes.reshape(*shape[:-1], len(starts))
             extremes = ufunc.reduceat(by_row, np.arange(0, shape[-2], group.rows), axis=-2)
