@@ -20,7 +20,7 @@ def times(axis: Axis, factor: int) -> Axis:
         return axis * factor
     base, up, down = _factors(axis)
     if factor != 1 and (down % factor and factor % down):
-        raise ValueError(f"{axis} cannot be multiplied by {factor}")
+        raise ValueError(f"is on {axis}, which cannot be multiplied by {factor}")
     return _axis(base, up * factor, down)
 
 
@@ -32,11 +32,11 @@ def over(axis: Axis, factor: int) -> Axis:
     """
     if isinstance(axis, int):
         if axis % factor:
-            raise ValueError(f"{axis} rows are no multiple of {factor}")
+            raise ValueError(f"has {axis} rows, no multiple of {factor}")
         return axis // factor
     base, up, down = _factors(axis)
     if factor != 1 and (up % factor and factor % up):
-        raise ValueError(f"{axis} cannot be divided by {factor}")
+        raise ValueError(f"is on {axis}, which cannot be divided by {factor}")
     return _axis(base, up, down * factor)
 
 
@@ -53,7 +53,7 @@ def is_bounds(axis: Axis) -> bool:
 def _factors(axis: str) -> tuple[str, int, int]:
     """The word, and by how much its rows are multiplied and divided; one of the two is 1."""
     if is_bounds(axis):
-        raise ValueError(f"{axis} is an axis of bounds")
+        raise ValueError(f"is on {axis}, an axis of bounds")
     base, star, count = axis.partition("*")
     if star:
         return base, int(count), 1

@@ -64,7 +64,7 @@ def attend(
     Shapes: q [N, Hq*D] on tokens, D = head_dim; cache with planes [Hkv*D, Hkv*Dv], Hkv = kv_heads, or one plane used as
         both K and V; mask of inputs.mask(); sinks a weight [Hq] or a value [N, Hq]; bias f32 [N, Hq*extent]; selection
         i32 [N, k]; log_scaling (floor, a) -> o [N, Hq*Dv], q's dtype; with lse also lse f32 [N, Hq]
-    Formula: row t of lane r is at position p = kv_len[r] - n_r + (its index among the lane's n_r new rows); query head h
+    Formula: row t of lane r of inputs is at position p = kv_len[r] - n_r + (its index among the lane's n_r new rows); query head h
         reads key head g = h // (Hq/Hkv). The rows of this pass must already be appended.
         1. Allowed cells A: 0 <= j < kv_len[r], cut by j <= p (causal), p - j < window (the window counts the row itself
            and never limits cells after p), the mask, and the selection.

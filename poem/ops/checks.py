@@ -14,7 +14,7 @@ from poem.ops.record import OpRefusal
 F32 = Dtype("f32")
 
 
-def refuse(rule: int, parameter: str, message: str, *, code: str = "forward.shape", expected: Any = "", found: Any = "") -> NoReturn:
+def refuse(rule: int, parameter: str, message: str, *, code: str = "forward.shape", expected: Any, found: Any) -> NoReturn:
     """Refuse the call, quoting a rule."""
     raise OpRefusal(code, parameter, message, str(expected), str(found), rule=rule)
 
@@ -52,19 +52,17 @@ def like(value: Value, other: Value, rule: int, parameter: str, or_f32: bool = F
     of_dtype(value, other.dtype, rule, parameter, or_f32)
 
 
-def has_shape(weight: Weight, shape: tuple[int, ...], rule: int, parameter: str) -> None:
-    """The weight has exactly this shape."""
-    if weight.shape != shape:
-        refuse(rule, parameter, f"is {list(weight.shape)}, not {list(shape)}", expected=list(shape), found=weight)
+def has_shape(weight: Weight, shape: tuple[int | None, ...], rule: int, parameter: str) -> None:
+    """The weight has this shape; None stands for any extent."""
+    found = weight.shape
+    if found == shape:
+        return
+    if len(found) != len(shape) or any(b is not None and a != b for a, b in zip(found, shape, strict=True)):
+        wanted = f"[{', '.join('any' if extent is None else str(extent) for extent in shape)}]"
+        refuse(rule, parameter, f"is {list(found)}, not {wanted}", expected=wanted, found=weight)
 
 
-def has_rank(weight: Weight, rank: int, rule: int, parameter: str) -> None:
-    """The weight has `rank` axes."""
-    if len(weight.shape) != rank:
-        refuse(rule, parameter, f"has {len(weight.shape)} axes, not {rank}", expected=f"{rank} axes", found=weight)
-
-
-def holds(condition: bool, rule: int, parameter: str, message: str, found: Any = "") -> None:
+def holds(condition: bool, rule: int, parameter: str, message: str, found: Any) -> None:
     """An attribute obeys a rule; `message` says what it must be."""
     if not condition:
         refuse(rule, parameter, f"must be {message}", code="forward.bad-attribute", expected=message, found=found)
@@ -100,7 +98,7 @@ def multiplied(value: Value, factor: int, rule: int, parameter: str) -> str | in
     try:
         return axes.times(value.rows, factor)
     except ValueError as fault:
-        refuse(rule, parameter, f"is on an axis that cannot be used here: {fault}", code="forward.axis", found=value)
+        refuse(rule, parameter, str(fault), code="forward.axis", expected=f"an axis that can be multiplied by {factor}", found=value)
 
 
 def divided(value: Value, factor: int, rule: int, parameter: str) -> str | int:
@@ -108,14 +106,15 @@ def divided(value: Value, factor: int, rule: int, parameter: str) -> str | int:
     try:
         return axes.over(value.rows, factor)
     except ValueError as fault:
-        refuse(rule, parameter, f"is on an axis that cannot be used here: {fault}", code="forward.axis", found=value)
+        refuse(rule, parameter, str(fault), code="forward.axis", expected=f"an axis that can be divided by {factor}", found=value)
 
 
 def written_slots(write_page: Value | None, write_offset: Value | None, rule: int) -> None:
     """The physical slots of an append: both or none, one column each, on tokens."""
     missing = "write_page" if write_page is None else "write_offset"
     if (write_page is None) != (write_offset is None):
-        refuse(rule, missing, "is missing: write_page and write_offset go together", code="forward.bad-attribute", expected="both or none")
+        message = "is missing: write_page and write_offset go together"
+        refuse(rule, missing, message, code="forward.bad-attribute", expected="both or none", found="one of them")
     for name, given in (("write_page", write_page), ("write_offset", write_offset)):
         if given is not None:
             on_axis(given, "tokens", rule, name)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from poem.dtypes import FLOATS
 from poem.graph import ValueType
-from poem.ops.checks import has_rank, has_shape, has_width, holds, like, on_axis, refuse, width_divides
+from poem.ops.checks import has_shape, has_width, holds, like, on_axis, refuse, width_divides
 from poem.ops.operands import CacheHandle, Value
 from poem.ops.record import (
     Activation,
@@ -99,8 +99,7 @@ def conv3d(
     _clips(x, grid, 1)
     geometry = conv.settings
     kt, kh, kw = geometry["k"]
-    has_rank(w, 2, 2, "w")
-    has_shape(w, (w.shape[0], x.width * kt * kh * kw), 2, "w")
+    has_shape(w, (None, x.width * kt * kh * kw), 2, "w")
     if bias is not None:
         has_shape(bias, (w.shape[0],), 3, "bias")
     if cache is not None:
@@ -119,7 +118,7 @@ def _frames(cache: CacheHandle, frames: int, width: int, rule: int) -> None:
         refuse(rule, "cache", f"holds {dtype}", code="forward.dtype", expected="bf16, f16 or f32", found=dtype)
 
 
-@op("conv", extension=True)
+@op("conv", "state", extension=True)
 def store_frames(x: Activation, grid: Ids, cache: State, frames: Count) -> ValueType:
     """Keep a clip's last frames in its slab and pass the value on.
 

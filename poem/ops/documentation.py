@@ -1,6 +1,6 @@
 """The ops as documents: Markdown pages, and the text and data of `poem ops`, all from the registry.
 
-    python -m poem.ops.documentation docs/ops    writes the pages
+python -m poem.ops.documentation docs/ops    writes the pages
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """ops.attn: what block drafters use beside attention."""
 
 from poem.graph import ValueType
-from poem.ops.checks import has_rank, has_shape, has_width, holds, of_dtype, on_axis, width_divides
+from poem.ops.checks import has_shape, has_width, holds, of_dtype, on_axis, width_divides
 from poem.ops.record import Activation, Count, F32Value, FloatWeight, Ids, Index, op, result
 
 
@@ -60,7 +60,7 @@ def selector_walk(
     has_width(unary, cand.width, 2, "unary")
     on_axis(tokens, "tokens", 3, "tokens")
     has_width(tokens, 1, 3, "tokens")
-    has_rank(pred, 2, 4, "pred")
+    has_shape(pred, (None, None), 4, "pred")
     has_shape(succ, pred.shape, 4, "succ")
     if hp is not None:
         on_axis(hp, "tokens", 5, "hp")

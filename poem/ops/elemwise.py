@@ -87,7 +87,7 @@ def modulate(
 
     Shapes: x [N, W] on any axis; m [L, *] on any axis (lanes, a table of timesteps) with lane_of_row i32 [N], or [N, *]
         without; m of x's dtype or f32 -> [N, W], x's dtype
-    Formula: with the m row of each row of x:
+    Formula: with the m row of each row of x, by form:
         scale_shift: m [*, 2W] = [s | b], the scale first: x * (1 + s) + b
         scale:       m [*, W]: x * (1 + m)
         tanh_gate:   m [*, W]: tanh(m) * x

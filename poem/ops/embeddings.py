@@ -1,13 +1,13 @@
 """ops.gather: rows of learned tables by id. Quantised tables are read weight-only."""
 
 from poem.graph import ValueType
-from poem.ops.checks import has_rank, has_width, holds, on_axis
+from poem.ops.checks import has_shape, has_width, holds, on_axis
 from poem.ops.operands import Weight
 from poem.ops.record import AnyWeight, Count, F32Value, Ids, op, result
 
 
 def _table(table: Weight, vocab: int, rule: int) -> None:
-    has_rank(table, 2, rule, "table")
+    has_shape(table, (None, None), rule, "table")
     holds(vocab <= table.shape[0], rule + 1, "vocab", f"at most the table's {table.shape[0]} rows", vocab)
 
 

@@ -88,7 +88,7 @@ def concat_cols(values: Values) -> ValueType:
     For: the inverse of split_rows; draft heads; with select it re-orders position columns
     """
     if not values:
-        refuse(1, "values", "is an empty list", expected="at least one value")
+        refuse(1, "values", "is an empty list", expected="at least one value", found="[]")
     for value in values:
         on_axis(value, values[0].rows, 2, "values")
         of_dtype(value, values[0].dtype, 2, "values")
@@ -240,7 +240,7 @@ def grid_taps(positions: Ids, grids: Ids, segments: Ids, kind: Literal["bilinear
 
     Shapes: positions i32 [P, 3] (t, row, col) on any axis, grids i32 [I, 3] (t, h, w) on any axis, segments i32 [I+1], the
         patches of each image -> ids i32 and weights f32, [P, 4] (bilinear) or [P, 2] (axes)
-    Formula: bilinear: per axis, with the patch's index and its image's size along it, u = index * (side-1) / max(size-1, 1); the
+    Formula: by kind. bilinear: per axis, with the patch's index and its image's size along it, u = index * (side-1) / max(size-1, 1); the
         lower tap is floor(u) with weight 1 - frac(u), the upper floor(u) + 1 with weight frac(u), both clipped to side - 1;
         id = row_tap * side + col_tap in the order (r0,c0), (r0,c1), (r1,c0), (r1,c1), weight = the product
         axes: ids min(col, side-1) and side + min(row, side-1), weights 1: a table of two stacked axes, columns first

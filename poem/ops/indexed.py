@@ -55,8 +55,8 @@ def index_layernorm_rope(
 
     Shapes: k [N, D] on tokens, one head, positions i32 [N], norm, bias [D] -> k' [N, D], k's dtype
     Formula: m = mean(k), v = mean((k - m)^2), y = (k - m) / sqrt(v + eps) * norm + bias; then the pairs i < R/2, R = rope_dim,
-        of y turn by t = pos * theta^(-2i/R): (a, b) -> (a cos t - b sin t, b cos t + a sin t); interleaved pairs (2i, 2i+1),
-        half (i, i + R/2)
+        of y turn by t = pos * theta^(-2i/R): (a, b) -> (a cos t - b sin t, b cos t + a sin t); by form, interleaved pairs
+        (2i, 2i+1), half (i, i + R/2)
     Rounding: twice: y, then the turned row, as layernorm and index_rope
     Rules:
         1. k is on tokens.

@@ -181,7 +181,7 @@ def mla_attend(
 
     Shapes: q_latent [N, H*C] and q_pe [N, H*Pr] of one dtype on tokens, H = heads, C = kv_lora_rank; cache with planes
         [C, Pr]; selection i32 [N, k] -> latent [N, H*C], q_latent's dtype; with lse also lse f32 [N, H]
-    Formula: row t at position p sees the cells A: 0 <= j <= p of its lane, cut by the selection
+    Formula: row t at position p of its lane of inputs sees the cells A: 0 <= j <= p of that lane, cut by the selection
         s_j = sm_scale * (<q_latent[h], ckv_j> + <q_pe[h], kpe_j>); latent[h] = sum over A of softmax(s)_j * ckv_j, the maximum
         subtracted first; lse[h] = log2(sum over A of e^s_j)
         selection: ids of blocks of ratio cells. With nb = (p+1)//ratio allowed are the cells of the listed blocks

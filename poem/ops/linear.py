@@ -2,9 +2,11 @@
 
 from typing import Literal
 
+from poem.dtypes import Dtype
 from poem.graph import ValueType
-from poem.ops.checks import F32, has_rank, has_shape, has_width, holds, like, of_dtype, on_axis, refuse, width_divides
-from poem.ops.record import Activation, AnyValue, AnyWeight, Count, DtypeWord, FloatWeight, Ids, Number, check, op, result
+from poem.ops.checks import F32, has_shape, has_width, holds, like, of_dtype, on_axis, refuse, width_divides
+from poem.ops.operands import Value, Weight
+from poem.ops.record import Activation, AnyValue, AnyWeight, Count, DtypeWord, FloatWeight, Ids, Number, op, result
 
 
 @op("linear")
@@ -24,9 +26,14 @@ def matmul(x: Activation, w: AnyWeight, out: DtypeWord | None = None) -> ValueTy
     For: every family; `out = dtype.f32` for router logits, which in bf16 tie where float32 models have no ties
     Public: `nn.Linear(bias=False)`. A Linear with a bias rounds once in torch, twice here (matmul, then add_bias).
     """
-    has_rank(w, 2, 1, "w")
-    check(w.shape[1] == x.width, 2, "w", f"is {list(w.shape)} but x is {x.width} wide", expected=f"[M, {x.width}]", found=str(w.shape))
-    holds(out is None or out.name == "f32", 3, "out", "None or f32", out)
+    return _product(x, w, out)
+
+
+def _product(x: Value, w: Weight, out: Dtype | None) -> ValueType:
+    has_shape(w, (None, None), 1, "w")
+    if w.shape[1] != x.width:
+        refuse(2, "w", f"is {list(w.shape)} but x is {x.width} wide", expected=f"[any, {x.width}]", found=w)
+    holds(out is None or out is F32, 3, "out", "None or f32", out)
     return result(x, width=w.shape[0], dtype=out)
 
 
@@ -47,10 +54,7 @@ def lm_head(x: Activation, w: AnyWeight, out: DtypeWord | None = None) -> ValueT
     For: every text family
     Public: `lm_head` of transformers' `*ForCausalLM`, many of which turn logits to float32 afterwards
     """
-    has_rank(w, 2, 1, "w")
-    check(w.shape[1] == x.width, 2, "w", f"is {list(w.shape)} but x is {x.width} wide", expected=f"[V, {x.width}]", found=str(w.shape))
-    holds(out is None or out.name == "f32", 3, "out", "None or f32", out)
-    return result(x, width=w.shape[0], dtype=out)
+    return _product(x, w, out)
 
 
 @op("linear")
@@ -83,12 +87,12 @@ def matmul_grouped(x: Activation, w: AnyWeight, routes: Ids, groups: Count) -> V
     made = routes.made_by
     if made is None or made.op != "linear.group_routes" or made.attributes["groups"] != groups:
         wanted = f"group_routes(x, {groups})"
-        refuse(1, "routes", f"were not made by {wanted}", code="forward.bad-attribute", expected=wanted)
+        refuse(1, "routes", f"were not made by {wanted}", code="forward.bad-attribute", expected=wanted, found=routes)
     on_axis(routes, x.rows, 1, "routes")
     width_divides(x, groups, 2, "x")
-    has_rank(w, 2, 3, "w")
-    check(w.shape[0] % groups == 0, 2, "w", f"has {w.shape[0]} rows, no multiple of {groups}", found=str(w))
-    has_shape(w, (w.shape[0], x.width // groups), 3, "w")
+    has_shape(w, (None, x.width // groups), 3, "w")
+    if w.shape[0] % groups:
+        refuse(2, "w", f"has {w.shape[0]} rows, no multiple of {groups}", expected=f"a multiple of {groups}", found=w)
     return result(x, width=w.shape[0])
 
 
@@ -193,8 +197,7 @@ def lora_correct(x: Activation, bank_a: FloatWeight, bank_b: FloatWeight, routes
     of_dtype(y, x.dtype, 1, "y")
     on_axis(routes, x.rows, 2, "routes")
     has_width(routes, 1, 2, "routes")
-    has_rank(bank_a, 3, 3, "bank_a")
+    has_shape(bank_a, (None, None, x.width), 3, "bank_a")
     adapters, rank, _ = bank_a.shape
-    has_shape(bank_a, (adapters, rank, x.width), 3, "bank_a")
     has_shape(bank_b, (adapters, y.width, rank), 4, "bank_b")
     return result(y)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from poem.graph import ValueType
-from poem.ops.checks import has_rank, has_shape, holds, like, width_divides
+from poem.ops.checks import has_shape, holds, like, width_divides
 from poem.ops.record import Activation, Activations, Count, Flag, FloatWeight, InputsHandle, Number, op, result
 
 
@@ -25,7 +25,7 @@ def hadamard(x: Activation, block: Count, signs: FloatWeight | None = None) -> V
     holds(block & (block - 1) == 0, 1, "block", "a power of two", block)
     width_divides(x, block, 2, "x")
     if signs is not None:
-        has_rank(signs, 1, 3, "signs")
+        has_shape(signs, (None,), 3, "signs")
     return result(x)
 
 
@@ -47,16 +47,14 @@ def relative_bucket_bias(
     For: umT5 in wan_2, with sm_scale 1
     Public: `_relative_position_bucket` of transformers' T5
     """
-    has_rank(embedding, 2, 1, "embedding")
-    heads = embedding.shape[1]
-    has_shape(embedding, (buckets, heads), 1, "embedding")
+    has_shape(embedding, (buckets, None), 1, "embedding")
     if bidirectional:
         holds(buckets >= 4 and buckets % 2 == 0, 2, "buckets", "even and at least 4", buckets)
     else:
         holds(buckets >= 2, 2, "buckets", "at least 2", buckets)
     exact = (buckets // 2 if bidirectional else buckets) // 2
     holds(max_distance > exact, 3, "max_distance", f"more than {exact}", max_distance)
-    return ValueType(heads, 2 * max_len - 1, "f32")
+    return ValueType(embedding.shape[1], 2 * max_len - 1, "f32")
 
 
 @op("elemwise", extension=True)

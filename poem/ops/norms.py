@@ -156,7 +156,7 @@ def rmsnorm_gated(
 
     Shapes: x [N, W] of gate's dtype or f32, gate [N, W] on any axis, w [head_dim], shared by the runs, or [W]
         -> [N, W], gate's dtype
-    Formula: a = gate * sigma(gate) (silu) or sigma(gate) (sigmoid), sigma(z) = 1 / (1 + e^-z); per run of head_dim columns
+    Formula: a = gate * sigma(gate) (silu) or sigma(gate) (sigmoid), by act, sigma(z) = 1 / (1 + e^-z); per run of head_dim columns
         norm first:  x / sqrt(mean(x^2) + eps) * w * a
         gate_first:  v / sqrt(mean(v^2) + eps) * w, v = x * a
     Rounding: once

@@ -12,12 +12,12 @@
         For: ...
         Public: ...
         '''
-        check(w.shape[-1] == x.width, 1, "w", f"is {w} but x is {x.width} wide")
+        has_shape(w, (None, x.width), 1, "w")
         return result(x, width=w.shape[0], dtype=out)
 
-The signature gives parameters, defaults and kinds; the docstring gives the documentation; the body is
-the type rule. Everything else (Starlark builtins, argument errors, `poem ops`, docs pages, completeness
-tests) is derived from the record.
+The signature gives parameters, defaults and kinds; the docstring gives the documentation; the body is the type rule, made
+of the comparisons of checks.py, each with the number of the rule that it holds. Everything else (Starlark builtins, argument
+errors, `poem ops`, docs pages, completeness tests) is derived from the record.
 """
 
 import inspect
@@ -149,22 +149,6 @@ class OpRefusal(ValueError):
         super().__init__(f"{parameter} {message}")
         self.code, self.parameter, self.message = code, parameter, message
         self.expected, self.found, self.hint, self.rule = expected, found, hint, rule
-
-
-def check(
-    holds: bool,
-    rule: int,
-    parameter: str,
-    message: str,
-    *,
-    code: str = "forward.shape",
-    expected: str = "",
-    found: str = "",
-    hint: str = "",
-) -> None:
-    """Refuse the call unless `holds`, quoting the numbered rule of the op's docstring."""
-    if not holds:
-        raise OpRefusal(code, parameter, message, expected, found, hint, rule)
 
 
 @dataclass(frozen=True)

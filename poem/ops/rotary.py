@@ -32,7 +32,7 @@ def rope(
     Formula: R = rotary_dim or D; o = 0 (part first) or D - R (part last); f_i = theta^(-2i/R), changed by scaling.
         Every head is treated alike. A pair (a, b) at angle t becomes
             a' = m * (a cos t - b sin t),  b' = m * (b cos t + a sin t)
-        with m the scaling's attention factor, else 1; inverse negates t. Channels in no pair are copied.
+        with m the scaling's attention factor, else 1; inverse negates t. Channels in no pair are copied. By form:
         half:               pairs (o+i, o+i+R/2), i < R/2; angle pos * f_i
         interleaved:        pairs (o+2i, o+2i+1), i < R/2; angle pos * f_i
         proportional:       pairs (i, i+D/2), i < R/2; angle pos * theta^(-2i/D)
@@ -131,7 +131,8 @@ def rope_axes(
     Shapes: x [N, H*D] on any axis, D = head_dim, positions f32 [N, A], A = 1 .. 4, which may be fractional or negative; dims
         and thetas lists of A numbers, or of 4 padded with 0 -> [N, H*D], x's dtype
     Formula: axis a owns the channels of each head from b_a = dims[0] + .. + dims[a-1]; its pair i < dims[a]/2 turns by
-        positions[n, a] * thetas[a]^(-2i/dims[a]); a pair (p, q) at angle t becomes (p cos t - q sin t, q cos t + p sin t)
+        positions[n, a] * thetas[a]^(-2i/dims[a]); a pair (p, q) at angle t becomes (p cos t - q sin t, q cos t + p sin t).
+        By form:
         interleaved:   pairs (b_a + 2i, b_a + 2i + 1)
         split:         pairs (b_a + i, b_a + dims[a]/2 + i)
         neox:          pair number c = b_a/2 + i is (c, c + rotary_dim/2)

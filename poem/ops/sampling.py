@@ -22,7 +22,7 @@ def argmax(x: ActivationOrActivations) -> ValueType:
     """
     values = [x] if isinstance(x, Value) else x
     if not values:
-        refuse(1, "x", "is an empty list", expected="at least one value")
+        refuse(1, "x", "is an empty list", expected="at least one value", found="[]")
     for value in values:
         on_axis(value, values[0].rows, 2, "x")
     return result(values[0], width=len(values), dtype="i32")

@@ -8,7 +8,7 @@ rows keep their slab; a fresh slab is zero. A chunked algorithm is an implementa
 from typing import Literal
 
 from poem.graph import ValueType
-from poem.ops.checks import F32, has_rank, has_shape, has_slab, has_width, holds, like, of_dtype, on_axis, refuse, width_divides
+from poem.ops.checks import F32, has_shape, has_slab, has_width, holds, like, of_dtype, on_axis, refuse, width_divides
 from poem.ops.operands import CacheHandle, Value, Weight
 from poem.ops.record import (
     INT_LIMIT,
@@ -331,5 +331,5 @@ def ngram_ids(
         found = f"{list(state.cache.slab)} {state.cache.dtype}"
         refuse(5, "state", f"has a slab {found}", expected=f"[{len(mults) - 1}] i32", found=found)
     if map is not None:
-        has_rank(map, 1, 6, "map")
+        has_shape(map, (None,), 6, "map")
     return result(ids, width=columns)
