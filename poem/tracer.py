@@ -21,21 +21,22 @@ MAXIMUM_NODES = 500_000
 Where = tuple[Frame, ...]
 
 
+_WORDS = {
+    Weight: "weight", Inputs: "inputs", Dtype: "dtype", bool: "bool", int: "int", float: "float", str: "string", type(None): "None",
+    dict: "dict", list: "list", tuple: "tuple",
+}  # fmt: skip
+
+
 def kind_word(item: Any) -> str:
-    """The language's word for what a user passed (language.md section 4)."""
+    """The language's word for what a user passed."""
+    word = _WORDS.get(type(item))
+    if word is not None:
+        return word
     if isinstance(item, Value):
-        return {"tensor": "value"}.get(item.kind, item.kind)
-    for cls, word in (
-        (Weight, "weight"), (Inputs, "inputs"), (Dtype, "dtype"), (bool, "bool"),
-        (int, "int"), (float, "float"), (str, "string"), (type(None), "None"), (dict, "dict"), (list, "list"), (tuple, "tuple"),
-    ):  # fmt: skip
-        if isinstance(item, cls):
-            return word
-    if isinstance(item, Setting):
-        return item.word
+        return "value" if item.kind == "tensor" else item.kind
     if isinstance(item, CacheHandle):
         return "cache" if item.cache.kind == "kv" else "state"
-    return type(item).__name__
+    return item.word if isinstance(item, Setting) else type(item).__name__
 
 
 class Tracer:
