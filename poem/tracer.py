@@ -5,7 +5,7 @@ It knows nothing of Starlark: the language calls it with Python operands, and te
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from poem.dtypes import Dtype
 from poem.errors import Frame, PackageError
@@ -62,7 +62,7 @@ class Tracer:
     # -- declarations ------------------------------------------------------------------------
     def add_param(self, weight: Weight, name: str, aliases: Sequence[str] = ()) -> Param:
         """Register a laid-out weight under its name."""
-        source = "registered" if weight.registered else "checkpoint"
+        source: Literal["checkpoint", "registered"] = "registered" if weight.registered else "checkpoint"
         param = Param(len(self.params), name, tuple(aliases), weight.shape, weight.dtype.name, weight.cut, source)
         self.params.append(param)
         self.weights.append(weight)
@@ -154,10 +154,12 @@ class Tracer:
             tuple(self.inputs_asked), tuple(self.values), tuple(self.nodes), tuple(self.outputs), tuple(self.folds),
         )
 
-    def error(self, code: str, message: str, where: Where, **details: str) -> PackageError:
+    def error(self, code: str, message: str, where: Where, *, expected: str = "", found: str = "", hint: str = "") -> PackageError:
         """A PackageError of phase forward at the innermost frame of `where`."""
         file, line = (where[-1].file, where[-1].line) if where else ("", 0)
-        return PackageError(code, message, phase="forward", file=file, line=line, stack=where, **details)
+        return PackageError(
+            code, message, phase="forward", file=file, line=line, stack=where, expected=expected, found=found, hint=hint
+        )
 
     # -- inside ------------------------------------------------------------------------------
     def _value(self, kind: str, type: ValueType | None, producer: tuple[Any, ...], node: Node | None) -> Value:
@@ -168,11 +170,8 @@ class Tracer:
 
     def _unknown_op(self, name: str, where: Where) -> PackageError:
         namespace, _, short = name.partition(".")
-        hint = spelled_today(name)
-        if hint:
-            hint = f"use {hint}"
-        else:
-            hint = did_you_mean(short, [op.name for op in REGISTRY.values() if op.namespace == namespace])
+        today = spelled_today(name)
+        hint = f"use {today}" if today else did_you_mean(short, [op.name for op in REGISTRY.values() if op.namespace == namespace])
         return self.error("forward.unknown-op", f"there is no ops.{name}", where, hint=hint)
 
     def _bind(self, op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], where: Where) -> dict[str, Any]:
@@ -203,9 +202,8 @@ class Tracer:
 
     def _wrong_kind(self, op: Op, parameter: Parameter, given: Any, where: Where) -> PackageError:
         wanted = f"a list of {parameter.kind.word}s" if parameter.kind.many else f"a {parameter.kind.word}"
-        return self.error(
-            "call.wrong-kind", f"ops.{op.full_name}: {parameter.name} wants {wanted}, found a {kind_word(given)}", where, hint=op.signature()
-        )
+        message = f"ops.{op.full_name}: {parameter.name} wants {wanted}, found a {kind_word(given)}"
+        return self.error("call.wrong-kind", message, where, hint=op.signature())
 
     def _operand(self, op: Op, parameter: Parameter, given: Any, where: Where) -> Operand:
         if given is None:
