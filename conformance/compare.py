@@ -14,18 +14,19 @@ from conformance.forced import Difference, Forced, run_forced
 from conformance.golden import Golden
 from conformance.greedy import Decoded, compare_ids, decode
 from conformance.locate import locate
-from conformance.metrics import fractions, measure
+from conformance.metrics import fractions, measure, scaled_ulps, ulp_distance
 from conformance.operands import Operands, Weights
 from conformance.perturbed import Perturbed, factor_for, run_perturbed
 from conformance.report import Comparison, Fault, Greedy, Line, Op, Row
 from interp import Session
 from poem.dtypes import FLOATS
 from poem.dtypes.tensor import Tensor
-from poem.errors import Frame
+from poem.errors import Frame, UsageError
 from poem.graph import Graph
 
 LOCATED = 6  # how many differences are traced to an op; more follow from these or are the same line in other layers
 Texts = Mapping[str, str]
+_SINGLE = 2.0**-24
 
 
 class Subject:
@@ -83,6 +84,10 @@ class Subject:
         dtypes = [value.type.dtype for value in self.graph.values if value.type is not None] + [space.dtype for space in self.graph.spaces]
         return any(PRECISION[dtype][0] < 24 for dtype in dtypes if dtype in PRECISION)
 
+    def _dtype(self, native: bool) -> str:
+        """The dtype whose last place errors are counted in."""
+        return "bf16" if native and self.rounds else "f32"
+
     @cached_property
     def perturbed(self) -> Perturbed:
         """Exact run and spreads of everything the original shows."""
@@ -102,11 +107,18 @@ class Subject:
 
     @cached_property
     def _watched(self) -> frozenset[int]:
-        return frozenset(point.value for point in self._shown) | {self.graph.output("logits").value if False else self._logits}
+        return frozenset(point.value for point in self._shown) | {self._logits}
 
     @cached_property
     def _logits(self) -> int:
-        return self.graph.output("logits").id
+        """The value of the output `logits`. UsageError (`check.no-logits`) for a graph without one."""
+        for output in self.graph.outputs:
+            if output.name == "logits":
+                return output.value
+        raise UsageError(
+            "check.no-logits", f"{self.graph.deployment} has no output `logits`", phase="check",
+            found=", ".join(output.name for output in self.graph.outputs),
+        )  # fmt: skip
 
     @cached_property
     def factor(self) -> float:
@@ -138,6 +150,27 @@ class Subject:
             faults, rows, ops, tokens, self._notes(forced), time.perf_counter() - start,
         )  # fmt: skip
 
+    def compare_modes(self) -> Comparison:
+        """Native mode against exact mode, where there is no original: what rounding alone may do."""
+        start = time.perf_counter()
+        values = [fold_value for fold in self.graph.folds for carried in fold.carried for fold_value in carried[:1]]
+        run = run_perturbed(self._exact, self._weights, self.golden.tokens, {*values, self._logits}, native=True, seed=self.seed)
+        native = decode(self._native, self.golden.tokens, len(self.golden.tokens), frozenset(run.exact)).watched
+        factor = factor_for(sum(array.size for array in run.exact.values()))
+        rows = []
+        for name, value in [*((f"hidden.{i}", value) for i, value in enumerate(values)), ("logits", self._logits)]:
+            if self.selected(name):
+                bound = factor * run.spread["native"][value]
+                want = run.exact[value].astype(np.float32)
+                rows.append(_row(name, native[value], want, bound + _SINGLE * np.abs(want), self._dtype(True)))
+        worst = max(rows, key=lambda row: row.fraction, default=None)
+        fraction = worst.fraction if worst is not None else 0.0
+        return Comparison(
+            self.graph.deployment, self.graph.model, "native", "exact mode of the same deployment", "agrees" if fraction <= 1.0 else "differs",
+            fraction, worst.tensor if worst is not None else "", "rounding of the whole run", [], rows, [], None, [],
+            time.perf_counter() - start,
+        )  # fmt: skip
+
     def _forced(self, session: Session, native: bool, overrides: Mapping[int, np.ndarray] | None = None) -> Forced:
         arithmetics = (ORIGINAL, NATIVE) if native else (ORIGINAL,)
         operands = [Operands(self.graph, self._weights, self.golden.tokens, arithmetic) for arithmetic in arithmetics]
@@ -149,12 +182,7 @@ class Subject:
         """One tensor of the whole run."""
         want = self.golden.expected[point.name]
         bound = self.perturbed.bound(point.value, self.factor, native=native)[: len(want), point.columns]
-        found = measure(got[: len(want), point.columns], want, bound)
-        layer = int(point.name[7:]) - 1 if point.name.startswith("hidden.") else None
-        return Row(
-            point.name, layer if layer is not None and layer >= 0 else None, found.max_ulp, found.nmse, found.cosine, found.fraction,
-            float(bound.max(initial=0.0)), list(found.index),
-        )  # fmt: skip
+        return _row(point.name, got[: len(want), point.columns], want, bound, self._dtype(native))
 
     def _greedy(self, decoded: Decoded, native: bool) -> tuple[Row | None, Greedy | None]:
         expected = self.golden.expected
@@ -162,12 +190,8 @@ class Subject:
             return None, None
         start, want = len(self.golden.tokens), expected["greedy.logits"]
         bound = self.perturbed.bound(self._logits, self.factor, native=native)[start - 1 : start - 1 + len(want)]
-        found = measure(decoded.logits, want, bound)
         steps = compare_ids(decoded.logits, want, expected["greedy.ids"][start:].tolist(), bound, start)
-        row = Row(
-            "greedy.logits", None, found.max_ulp, found.nmse, found.cosine, found.fraction, float(bound.max(initial=0.0)), list(found.index)
-        )
-        return row, Greedy(
+        return _row("greedy.logits", decoded.logits, want, bound, self._dtype(native)), Greedy(
             len(steps), sum(step.got == step.want for step in steps),
             [[step.position, step.got, step.want] for step in steps if step.tie],
             [[step.position, step.got, step.want] for step in steps if not step.agrees],
@@ -210,7 +234,7 @@ class Subject:
         value = point.value if point is not None else self._logits
         want = self.golden.expected[bad.tensor]
         first = 0 if point is not None else len(self.golden.tokens) - 1
-        got = (self._decoded(self._native if native else self._exact))
+        got = self._decoded(self._native if native else self._exact)
         mine = got.watched[value] if point is not None else got.logits
         bound = self.perturbed.bound(value, self.factor, native=native)[first : first + len(want)]
         at = tuple(bad.index)
@@ -289,7 +313,15 @@ def same_ops(graph: Graph, other: Graph) -> bool:
     )
 
 
-def _ulps(got: float, want: float) -> int:
-    from conformance.metrics import ulp_distance
+def _row(name: str, got: np.ndarray, want: np.ndarray, bound: np.ndarray, dtype: str) -> Row:
+    """The distance of one tensor of the whole run; units in the last place are those of `dtype`."""
+    found = measure(got, want, bound)
+    layer = int(name[7:]) - 1 if name.startswith("hidden.") else -1
+    return Row(
+        name, layer if layer >= 0 else None, scaled_ulps(got, want, dtype), found.nmse, found.cosine, found.fraction, float(bound.max(initial=0.0)),
+        list(found.index),
+    )  # fmt: skip
 
+
+def _ulps(got: float, want: float) -> int:
     return int(ulp_distance(np.array([got]), np.array([want]))[0])

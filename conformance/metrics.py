@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from conformance.arithmetic import half_spacing
+
 _LEAST = 1e-300  # divides zero by something
 # The floats that distances are counted in, as integers of the same width.
 _CODES = {"f32": (np.float32, np.int32), "bf16": (ml_dtypes.bfloat16, np.int16), "f16": (np.float16, np.int16)}
@@ -26,6 +28,23 @@ def ulp_distance(got: np.ndarray, want: np.ndarray, dtype: str = "f32") -> np.nd
     distance = np.abs(sides[0] - sides[1])
     nan = np.isnan(a) | np.isnan(b)
     return np.where(nan, np.where(np.isnan(a) & np.isnan(b), 0, np.int64(2) * np.iinfo(code).max + 2), distance)
+
+
+def scaled_ulps(got: np.ndarray, want: np.ndarray, dtype: str = "f32") -> float:
+    """The largest |got - want| in units in the last place, where the place is that of the row's root mean square or of the
+    element, whichever is larger: elements near zero, where few numbers of a row are, would count billions.
+
+    got, want: [rows, width]. inf where one is finite and the other is not.
+    """
+    if not want.size:
+        return 0.0
+    with np.errstate(all="ignore"):
+        error = np.abs(got - want.astype(np.float64))
+        scale = np.maximum(np.abs(want), np.sqrt(np.mean(want.astype(np.float64) ** 2, axis=-1, keepdims=True)))
+        ulps = error / (2.0 * half_spacing(scale, dtype))
+    special = ~np.isfinite(error)
+    alike = (np.isnan(got) & np.isnan(want)) | (got == want)
+    return float(np.where(special, np.where(alike, 0.0, np.inf), ulps).max())
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:
@@ -54,7 +73,6 @@ class Distance:
     fraction: float
     index: tuple[int, ...]
     special: int
-    max_ulp: int
     nmse: float
     cosine: float
 
@@ -69,9 +87,8 @@ def measure(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> Distance:
     index = tuple(map(int, np.unravel_index(int(np.argmax(fraction)), fraction.shape))) if fraction.size else ()
     with np.errstate(all="ignore"):
         return Distance(
-            float(fraction[index]) if fraction.size else 0.0, index, int(special.sum()),
-            int(ulp_distance(got, want).max(initial=0)), nmse(got, want), cosine(got, want),
-        )  # fmt: skip
+            float(fraction[index]) if fraction.size else 0.0, index, int(special.sum()), nmse(got, want), cosine(got, want)
+        )
 
 
 def worst_fraction(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> float:

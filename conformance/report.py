@@ -18,6 +18,9 @@ class Line:
     text: str
     callers: list[str]
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else "(no line)"
+
 
 @dataclass(slots=True)
 class Fault:
@@ -48,19 +51,48 @@ class Fault:
     again: list[int] = field(default_factory=list)
     heat: np.ndarray | None = None
 
+    @property
+    def name(self) -> str:
+        """The op as packages write it, or what stands for several."""
+        return self.op if " " in self.op else f"ops.{self.op}"
+
+    @property
+    def place(self) -> str:
+        return "outside the layers" if self.layer is None else f"layer {self.layer}"
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, without a subject."""
+        if self.handed and self.instead:
+            return f"is handed the original's {self.instead} where the original hands over {self.tensor}"
+        if self.handed:
+            return f"is handed a value that is not the original's {self.tensor}"
+        if self.instead:
+            return f"gives a result that should be {self.instead}: with that, {self.tensor} is right"
+        return f"gives a result that is not the original's {self.tensor}"
+
 
 @dataclass(slots=True)
 class Row:
-    """How far one tensor of the whole run is from the original's. `fraction` of its bound; `bound`: the largest element's."""
+    """How far one tensor of the whole run is from the original's.
+
+    max_ulp: in places of the row's scale (see `metrics.scaled_ulps`). fraction: of its bound. bound: the largest element's.
+    """
 
     tensor: str
     layer: int | None
-    max_ulp: int
+    max_ulp: float
     nmse: float
     cosine: float
     fraction: float
     bound: float
     index: list[int]
+
+    @property
+    def label(self) -> str:
+        if self.tensor == "hidden.0":
+            return "embedding"
+        return f"layer {self.layer}" if self.layer is not None else self.tensor
 
 
 @dataclass(slots=True)

@@ -1,0 +1,45 @@
+"""`poem check`, and `poem-check`: compare a model with its golden or with the original."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `poem check`."""
+    parser.add_argument("package", metavar="MODEL.poem", help="a package, by path or name")
+    which = parser.add_argument_group("what to check", "by default every deployment is traced and every mini compared with its golden")
+    which.add_argument("--model", metavar="ID", help="only the deployments of this model")
+    which.add_argument("--deployment", metavar="NAME", help="only this deployment")
+    which.add_argument("--mode", choices=["exact", "native", "both"], default="both", help="float64, or rounded to the dtypes (default: both)")
+    which.add_argument("--only", metavar="PATTERN", help="judge only tensors whose name has this in it, e.g. attention.0 or 'hidden.*'")
+    original = parser.add_argument_group("what to compare with")
+    original.add_argument("--checkpoint", metavar="DIR|FILE", help="a checkpoint for the weights, whole or mini")
+    original.add_argument("--golden", metavar="DIR", help="inputs.safetensors and expected.safetensors; weights too unless --checkpoint")
+    original.add_argument("--against", choices=["transformers"], help="run the original class on the checkpoint in this process")
+    original.add_argument("--save-golden", metavar="DIR", help="keep what the original gave as a golden")
+    parser.add_argument("--seed", type=int, default=0, help="of the perturbed runs and of a random prompt (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write the report as one page")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Checks and prints the report. Returns 0 if everything agrees, 1 if something differs. Raises PoemError if it cannot run."""
+    from conformance.check import Options, check
+    from conformance.report_text import render
+
+    names = ("package", "model", "deployment", "checkpoint", "golden", "against", "save_golden", "mode", "only", "seed")
+    options = Options(**{name: getattr(arguments, name) for name in names})
+    report = check(options, _progress)
+    if arguments.html is not None:
+        from conformance.report_html import page
+
+        Path(arguments.html).write_text(page(report), encoding="utf-8")
+    print(json.dumps(report.as_json(), indent=2) if arguments.json else render(report))
+    return report.exit_code
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"{text} ...", file=sys.stderr)
