@@ -1,6 +1,7 @@
 """Elementwise functions that several ops are made of, on float32 and float64 arrays alike."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -40,6 +41,15 @@ def gelu(x: np.ndarray) -> np.ndarray:
     t *= x
     t *= 0.5
     return t
+
+
+def sum_in_order(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """The sum of arrays, the first two first: the same order for every element, however many rows there are."""
+    first, *others = parts
+    total = first.copy()
+    for part in others:
+        total = total + part
+    return total
 
 
 def softplus(x: np.ndarray) -> np.ndarray:

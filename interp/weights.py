@@ -55,11 +55,9 @@ class WeightStore:
 
     def take(self, w: Tensor, ids: np.ndarray) -> np.ndarray:
         """`w[ids]` as `real`: ids [N] -> [N, ...]."""
-        if w.dtype.is_leaf:
+        if w.dtype.is_float:
             return w.planes["data"][ids].astype(self.numeric.real)
-        wanted, place = np.unique(ids, return_inverse=True)
-        decoded = [w.decode(slice(id, id + 1), self.numeric.real) for id in wanted.tolist()]
-        return np.concatenate([np.zeros((0, *w.shape[1:]), self.numeric.real), *decoded])[place]
+        return w.decode(ids, self.numeric.real)
 
     def project(self, x: np.ndarray, w: Tensor, rows: slice | None = None) -> np.ndarray:
         """`x @ w[rows]^T` (see `Call.project`)."""

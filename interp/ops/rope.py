@@ -38,10 +38,10 @@ def rope(
     rotary = rotary_dim or head_dim
     key = None if scaling is None else scaling_key(scaling)
     listed = None if sections is None else tuple(sections)
-    turn = (call.node.operands["positions"], head_dim, theta, rotary, form, key, listed, inverse)
-    cos, sin = call.once(("rope", turn), lambda: _tables(call, positions, head_dim, theta, rotary, form, key, listed, inverse))
+    tables = (call.node.operands["positions"], head_dim, theta, rotary, form, key, listed, inverse)
+    cos, sin = call.once(("rope", tables), lambda: _tables(call, positions, head_dim, theta, rotary, form, key, listed, inverse))
     pairs = channel_pairs(head_dim, rotary, form, part, listed)
-    turned = [_turn(x, head_dim, cos, sin, pairs) for x in (q, k) if x is not None]
+    turned = [turn(x, head_dim, cos, sin, pairs) for x in (q, k) if x is not None]
     return tuple(turned) if k is not None else turned[0]
 
 
@@ -165,7 +165,8 @@ def _tables(
     return cos[:, None, :], (-sin if inverse else sin)[:, None, :]
 
 
-def _turn(x: np.ndarray, head_dim: int, cos: np.ndarray, sin: np.ndarray, pairs: tuple[Pairs, ...]) -> np.ndarray:
+def turn(x: np.ndarray, head_dim: int, cos: np.ndarray, sin: np.ndarray, pairs: tuple[Pairs, ...]) -> np.ndarray:
+    """Turns the pairs of channels of each head of x by angles whose cos and sin are real [N, 1 or heads, angles]."""
     heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
     turned = np.empty_like(heads) if 2 * cos.shape[2] == head_dim else heads.copy()
     for first, second, angles in pairs:
