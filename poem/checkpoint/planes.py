@@ -156,6 +156,8 @@ def _join(term: Term, shapes: list[tuple[int, ...]], axis: int, parts: list[Plan
     code = plane_path(prefix, "code")
     found = {code: np.concatenate([planes[code] for planes in parts], axis)}
     group, last = term.group, axis == len(shapes[0]) - 1
+    if group.kind == "tensor" and not last:
+        return found | _join_banks(term, shapes, axis, parts, prefix)
     if group.kind == "tensor" or (group.kind == "row" and last):
         shared = [{path: plane for path, plane in planes.items() if path != code and path.startswith(prefix)} for planes in parts]
         if not all(_equal(planes, shared[0]) for planes in shared):
@@ -164,6 +166,19 @@ def _join(term: Term, shapes: list[tuple[int, ...]], axis: int, parts: list[Plan
     factor_shapes = [group.factor_shape(shape) for shape in shapes]
     for path, part in _factors(term, prefix):
         found |= _join(part, factor_shapes, axis, parts, path)
+    return found
+
+
+def _join_banks(term: Grouped, shapes: list[tuple[int, ...]], axis: int, parts: list[Planes], prefix: str) -> Planes:
+    """The whole-tensor factors of banks joined on a leading axis: every entry keeps its own."""
+    rows_path = plane_path(prefix, "rows")
+    rows = [planes.get(rows_path, np.array([shape[-2]], np.int64)) for planes, shape in zip(parts, shapes, strict=True)]
+    if any(not np.array_equal(own, rows[0]) for own in rows):
+        raise GroupSplit("banks whose rows are in different segments cannot be joined")
+    found = {rows_path: rows[0]}
+    for path, _ in _factors(term, prefix):
+        spread = [np.broadcast_to(planes[path], (*shape[:-2], len(rows[0]))) for planes, shape in zip(parts, shapes, strict=True)]
+        found[path] = np.concatenate(spread, axis)
     return found
 
 
