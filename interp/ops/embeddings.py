@@ -22,7 +22,8 @@ def embed_weighted(call: Call, ids: np.ndarray, weights: np.ndarray, table: Tens
 
 def embed_concat(call: Call, ids: np.ndarray, table: Tensor, vocab: int) -> np.ndarray:
     """The rows of all ids of a row side by side."""
-    return call.rows(table, _known(ids, vocab).reshape(-1)).reshape(len(ids), call.results[0].width if len(ids) == 0 else -1)
+    columns = 1 if ids.ndim < 2 else ids.shape[1]
+    return call.rows(table, _known(ids, vocab).reshape(-1)).reshape(len(ids), columns * table.shape[1])
 
 
 def _known(ids: np.ndarray, vocab: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def select(call: Call, x: np.ndarray, index: int, width: int) -> np.ndarray:
 
 def _columns(x: np.ndarray) -> np.ndarray:
     """Integers one wide come as a list: `[rows]` as `[rows, 1]`."""
-    return x.reshape(len(x), -1) if x.ndim == 1 else x
+    return x[:, None] if x.ndim == 1 else x
 
 
 def pack_rows(call: Call, x: np.ndarray, perm: np.ndarray) -> np.ndarray:
@@ -78,7 +79,8 @@ def _live(call: Call, name: str, indices: np.ndarray, count: int) -> np.ndarray:
 
 def group_rows(call: Call, x: np.ndarray, side: int) -> np.ndarray:
     """Runs of side^2 rows laid end to end."""
-    return x.reshape(whole_runs(call, x, side * side), -1) if len(x) else np.zeros((0, side * side * _columns(x).shape[1]), x.dtype)
+    runs = whole_runs(call, x, side * side)
+    return x.reshape(runs, side * side * _columns(x).shape[1])
 
 
 def pool_rows(call: Call, x: np.ndarray, side: int) -> np.ndarray:
@@ -147,7 +149,7 @@ def grid_taps(
     return ids.reshape(-1, 4).astype(np.int32), weights.reshape(-1, 4)
 
 
-def _taps(index: np.ndarray, size: np.ndarray, side: int, real: type) -> tuple[np.ndarray, np.ndarray]:
+def _taps(index: np.ndarray, size: np.ndarray, side: int, real: Any) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper tap [patches, 2] of `index * (side - 1) / max(size - 1, 1)`, and their weights."""
     span = np.maximum(size.astype(np.int64) - 1, 1)
     lower, rest = np.divmod(index.astype(np.int64) * (side - 1), span)
@@ -157,11 +159,11 @@ def _taps(index: np.ndarray, size: np.ndarray, side: int, real: type) -> tuple[n
 
 def pixels(call: Call, x: np.ndarray, mean: list[float], std: list[float], order: str, temporal: int) -> np.ndarray:
     """`(byte / 255 - mean) / std` by channel, the frame repeated, channels first or last."""
-    real = call.numeric.real
+    real: Any = call.numeric.real
     side = math.isqrt(x.shape[1] // 3)
     values = (x.reshape(len(x), side * side, 3).astype(real) / 255 - np.array(mean, real)) / np.array(std, real)
     if order == "chw":
         frames = np.repeat(values.transpose(0, 2, 1)[:, :, None, :], temporal, axis=2)
     else:
         frames = np.repeat(values[:, None], temporal, axis=1)
-    return frames.reshape(len(x), -1) if len(x) else np.zeros((0, temporal * x.shape[1]), real)
+    return frames.reshape(len(x), temporal * x.shape[1])

@@ -60,7 +60,7 @@ def hc_gates(
     return _weighted(before, _streams(streams, m)), post, comb.reshape(-1, m * m)
 
 
-def _doubly_normalised(logits: np.ndarray, eps: float, sinkhorn: int) -> np.ndarray:
+def _doubly_normalised(logits: np.ndarray, eps: np.floating, sinkhorn: int) -> np.ndarray:
     """Softmax over each row of the matrices [rows, M, M], then Sinkhorn's turns of dividing columns and rows by their sums."""
     size = logits.shape[1]
     largest = logits.max(axis=2, keepdims=True)

@@ -1,6 +1,7 @@
 """ops.elemwise: rotations and blends of whole rows, and bias tables by distance."""
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -37,6 +38,7 @@ def relative_bucket_bias(
     return call.weight(embedding)[of_distance].T
 
 
+@lru_cache(maxsize=4096)
 def relative_bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
     """The bucket of `key index - query index`: one for each near distance, then growing ones up to max_distance.
 

@@ -50,8 +50,8 @@ def _ladder(call: Call, x: np.ndarray, positions: np.ndarray, dims: list[int], t
     angles = (positions[:, axis] * frequency.astype(call.numeric.real)).reshape(len(x), -1, head_dim // 2)
     pair = Pairs(slice(0, head_dim // 2), slice(head_dim // 2, head_dim), slice(0, head_dim // 2))
     turned = turn(x, head_dim, np.cos(angles), np.sin(angles), (pair,))
-    copied = np.broadcast_to((np.arange(slots) < pad).reshape(1, -1, 1, head_dim // 2), (1, slots * 2 // head_dim, 2, head_dim // 2))
-    return np.where(copied.reshape(1, -1), x, turned)
+    copied = np.repeat((np.arange(slots) < pad).reshape(-1, 1, head_dim // 2), 2, axis=1)
+    return np.where(copied.reshape(-1), x, turned)
 
 
 def sinusoid(call: Call, t: np.ndarray, dim: int, max_period: float, flip_sin_cos: bool, scale: float) -> np.ndarray:
