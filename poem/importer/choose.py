@@ -126,7 +126,7 @@ def _with_better_kept(plan: ImportPlan, later: Sequence[tuple[Any, Deployment]])
     names = {use.name for landing in plan.landings.values() if landing.action == "decoded" for use in landing.stored.uses}
     found = [stored for stored in map(plan.checkpoint.find, names) if stored is not None and stored.dtype.is_quantised]
     for package, deployment in later:
-        same = package is plan.package and deployment.model is plan.deployment.model
+        same = package is plan.package and deployment.model.id == plan.deployment.model.id
         if same and any(can_reexpress(stored.dtype, wanted) for stored in found for wanted in deployment.weights):
             words = " and ".join(sorted({stored.word for stored in found}))
             note = f"weights stored as {words} are decoded; {deployment.name} would keep them as they are"
@@ -171,6 +171,9 @@ def _planned(attempt: _Attempt, layout: Layout, format: Format) -> Formatted:
 
 def _choose(attempt: _Attempt, layout: Layout, formats: Sequence[Format]) -> "tuple[Format, Formatted | None]":
     """The one format that recognises the checkpoint, with its plan if a dry run was needed to tell."""
+    if len(formats) == 1 and formats[0].recognizes is None:  # nothing to choose: its own faults say more than that it did not fit
+        attempt.stage = 2
+        return formats[0], None
     recognised: list[tuple[Format, Formatted | None]] = []
     reasons: list[str] = []
     for format in formats:
@@ -185,6 +188,8 @@ def _choose(attempt: _Attempt, layout: Layout, formats: Sequence[Format]) -> "tu
                 raise_all([fault for state in format.states if (fault := disagreement(state, attempt.checkpoint))])
                 plan = _planned(attempt, layout, format)
             except PoemError as fault:
+                if fault.code.startswith("formats."):  # a fault of the package, not of the checkpoint
+                    raise
                 reasons.append(f"{format.name}: {one_line(fault)}")
                 continue
         recognised.append((format, plan))

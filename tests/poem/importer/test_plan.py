@@ -1,0 +1,579 @@
+"""Planning an import: what fits, what each weight becomes, and every way in which a checkpoint does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from poem.checkpoint import Checkpoint, open_checkpoint
+from poem.dtypes import Dtype
+from poem.dtypes.tensor import Tensor
+from poem.errors import CheckpointError, PackageError, PoemError, PoemErrors
+from poem.formats.declared import Concat, Fill, Reshape, Scale, Slice, Src, Stack, State, Stride
+from poem.graph import Cut
+from poem.importer import ImportPlan, plan_import
+from poem.language.declarations import TokenizerContract
+from tests.poem.checkpoint.files import bf16, write_checkpoint
+from tests.poem.importer.fakes import FakePackage, deployment_of, format_of, package, pairs, weight
+
+WEIGHTS = {
+    "embed": weight([16, 8]),
+    "layers.0.q": weight([8, 8]),
+    "layers.0.gate_up": weight([12, 8], cut=Cut(0, (4, 8))),
+    "layers.1.q": weight([8, 8]),
+    "layers.1.gate_up": weight([12, 8], cut=Cut(0, (4, 8))),
+    "norm": weight([8]),
+}
+READ = pairs(
+    ("tok.weight", "embed"), ("layers.{l}.q.weight", "layers.{l}.q"),
+    (["layers.{l}.gate.weight", "layers.{l}.up.weight"], "layers.{l}.gate_up"),
+    ("norm.weight", "norm"),
+)  # fmt: skip
+
+
+PARTS = {"q": 8, "gate": 4, "up": 8}
+
+
+def tensors() -> dict[str, Any]:
+    return {
+        "tok.weight": bf16(16, 8, seed=1),
+        **{f"layers.{n}.{name}.weight": bf16(rows, 8, seed=10 * n + rows) for n in (0, 1) for name, rows in PARTS.items()},
+        "norm.weight": bf16(8, seed=2),
+    }  # fmt: skip
+
+
+def opened(folder: Path, held: dict[str, Any] | None = None, config: dict[str, Any] | None = None, **side_files: Any) -> Checkpoint:
+    return open_checkpoint(write_checkpoint(folder, tensors() if held is None else held, config, **side_files))
+
+
+def refused(checkpoint: Checkpoint, packages: FakePackage | list[FakePackage], **more: Any) -> PoemError:
+    named = {} if "model" in more or more.pop("any_deployment", False) else {"deployment": "toy-bf16-kv-bf16"}
+    with pytest.raises(PoemError) as caught:
+        plan_import(checkpoint, packages if isinstance(packages, list) else [packages], **{**named, **more})
+    return caught.value
+
+
+def codes(fault: PoemError) -> list[str]:
+    return [error.code for error in (fault.errors if isinstance(fault, PoemErrors) else (fault,))]
+
+
+def test_every_weight_lands_with_the_values_of_its_tensors(tmp_path: Path) -> None:
+    held = tensors()
+    plan = plan_import(opened(tmp_path, held), [package(WEIGHTS, READ)])
+    assert list(plan.weights) == list(WEIGHTS)
+    expected = {"embed": held["tok.weight"], "norm": held["norm.weight"]}
+    for n in (0, 1):
+        expected[f"layers.{n}.q"] = held[f"layers.{n}.q.weight"]
+        expected[f"layers.{n}.gate_up"] = np.concatenate([held[f"layers.{n}.gate.weight"], held[f"layers.{n}.up.weight"]])
+    for name in WEIGHTS:
+        assert np.array_equal(plan.weights[name].planes["data"], expected[name]), name
+    assert plan.actions == {"copied": 6, "cast": 0, "encoded": 0, "decoded": 0}
+
+
+def test_a_weight_whose_bytes_can_be_used_is_a_view_of_the_file(tmp_path: Path) -> None:
+    plan = plan_import(opened(tmp_path), [package(WEIGHTS, READ)])
+    data = plan.weights["embed"].planes["data"]
+    assert not data.flags.owndata
+    assert not data.flags.writeable
+
+
+def test_a_registered_weight_takes_no_part(tmp_path: Path) -> None:
+    plan = plan_import(opened(tmp_path), [package(WEIGHTS | {"bank": weight([2, 2], source="registered")}, READ)])
+    assert "bank" not in plan.weights
+
+
+def test_planning_reads_no_tensor_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = opened(tmp_path)
+
+    def never(*args: Any) -> None:
+        raise AssertionError("tensor data was read")
+
+    monkeypatch.setattr("poem.checkpoint.stored.RawTensor._view", never)
+    plan_import(checkpoint, [package(WEIGHTS, READ)])
+
+
+# -- conversions ---------------------------------------------------------------------------------
+def one(tmp_path: Path, held: dict[str, Any], wanted: str, shape: tuple[int, ...], left: Any = "w.weight", **more: Any) -> ImportPlan:
+    """The plan for a single weight."""
+    config = more.pop("config", None)
+    options = {key: more.pop(key) for key in ("requantise",) if key in more}
+    made = package({"w": weight(shape, wanted, **more)}, pairs((left, "w")))
+    return plan_import(open_checkpoint(write_checkpoint(tmp_path, held, config)), [made], deployment="toy-bf16-kv-bf16", **options)
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "action"),
+    [
+        ("bf16", "bf16", "copied"), ("u8", "u8", "copied"), ("bf16", "f32", "cast"), ("f32", "bf16", "cast"), ("f16", "f32", "cast"),
+        ("f64", "f32", "cast"), ("i64", "i32", "cast"), ("bf16", "u4g64", "encoded"), ("f32", "e4m3tile128", "encoded"),
+        ("bf16", "nvfp4", "encoded"),
+    ],
+)  # fmt: skip
+def test_what_is_done_to_a_weight_follows_from_both_dtypes(stored: str, wanted: str, action: str, tmp_path: Path) -> None:
+    array = Tensor.encode(np.arange(256.0).reshape(2, 128) % 7, Dtype(stored)).planes["data"]
+    plan = one(tmp_path, {"w.weight": array}, wanted, (2, 128))
+    assert plan.actions[action] == 1
+    assert plan.weights["w"].dtype.name == wanted
+
+
+@pytest.mark.parametrize("wanted", ["u4g64", "e4m3row", "e4m3tile128", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("shape", [(300, 128), (3, 130, 64)])
+def test_encoding_in_strips_gives_what_encoding_the_whole_gives(
+    wanted: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poem.importer.landing.STRIP_BYTES", 40 * shape[-1] * 4)
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    found = one(tmp_path, {"w.weight": array}, wanted, shape).weights["w"]
+    expected = Tensor.encode(array, Dtype(wanted))
+    assert found.planes.keys() == expected.planes.keys()
+    for path, plane in expected.planes.items():
+        assert np.array_equal(found.planes[path], plane), path
+
+
+CODES = np.random.default_rng(1).integers(0, 0x70, (256, 128), np.uint8)
+TILE_SCALES = np.array([[0.5], [2.0]], np.float32)
+FP8 = {"w.weight": ("F8_E4M3", CODES), "w.weight_scale_inv": TILE_SCALES}
+
+
+@pytest.mark.parametrize("wanted", ["e4m3tile128", "e4m3tile128a8"])
+def test_fp8_tiles_are_copied_code_by_code(wanted: str, tmp_path: Path) -> None:
+    plan = one(tmp_path, FP8, wanted, (256, 128))
+    assert plan.actions["copied"] == 1
+    assert np.array_equal(plan.weights["w"].planes["code"], CODES)
+    assert np.array_equal(plan.weights["w"].planes["gain"], TILE_SCALES)
+
+
+@pytest.mark.parametrize(("wanted", "gain"), [("e4m3row", (256,)), ("e4m3tile128", (2, 1)), ("e4m3tile128a8", (2, 1))])
+def test_one_fp8_scale_is_repeated_exactly(wanted: str, gain: tuple[int, ...], tmp_path: Path) -> None:
+    held = {"w.weight": ("F8_E4M3", CODES), "w.weight_scale": np.array([0.375], ml_dtypes.bfloat16)}
+    found = one(tmp_path, held, wanted, (256, 128)).weights["w"]
+    assert np.array_equal(found.planes["code"], CODES)
+    assert found.planes["gain"].tolist() == np.full(gain, 0.375).tolist()
+
+
+def test_fused_fp8_parts_with_different_tensor_scales_keep_their_own(tmp_path: Path) -> None:
+    held: dict[str, Any] = {}
+    for name, scale in (("a", 0.5), ("b", 3.0)):
+        held |= {f"{name}.weight": ("F8_E4M3", CODES), f"{name}.weight_scale": np.array([scale], np.float32)}
+    found = one(tmp_path, held, "e4m3tile128", (512, 128), ("a.weight", "b.weight")).weights["w"]
+    assert found.planes["gain"].reshape(-1).tolist() == [0.5, 0.5, 3.0, 3.0]
+
+
+MLX = {"quantization": {"bits": 4, "group_size": 128}}
+
+
+def mlx(leaf: type, scale: float = 0.5) -> dict[str, Any]:
+    words = np.random.default_rng(2).integers(0, 2**32, (4, 32), np.uint32)
+    return {"w.weight": words, "w.scales": np.full((4, 2), scale, leaf), "w.biases": np.full((4, 2), -1.25, leaf)}
+
+
+def test_longer_groups_are_repeated_into_shorter_ones(tmp_path: Path) -> None:
+    plan = one(tmp_path, mlx(ml_dtypes.bfloat16), "u4g64", (4, 256), config=MLX)
+    assert plan.actions["copied"] == 1
+    stored = plan.checkpoint.find("w.weight")
+    assert stored is not None
+    assert stored.word == "u4g128"
+    assert np.array_equal(plan.weights["w"].decode(), stored.read(0, 4).decode())
+
+
+def test_f16_factors_become_bf16_only_where_every_one_is_a_bf16_number(tmp_path: Path) -> None:
+    plan = one(tmp_path / "exact", mlx(np.float16), "u4g64", (4, 256), config=MLX)
+    assert plan.weights["w"].planes["gain"].dtype == ml_dtypes.bfloat16
+    plan = one(tmp_path / "rounded", mlx(np.float16, 0.1), "u4g64", (4, 256), config=MLX)
+    with pytest.raises(CheckpointError) as caught:
+        plan.weights["w"]
+    assert caught.value.code == "import.requantise"
+
+
+def test_a_quantised_tensor_is_decoded_for_a_float_weight(tmp_path: Path) -> None:
+    plan = one(tmp_path, FP8, "bf16", (256, 128))
+    assert plan.actions["decoded"] == 1
+    values = CODES.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.repeat(TILE_SCALES, 128, 0)
+    assert np.array_equal(plan.weights["w"].planes["data"], values.astype(ml_dtypes.bfloat16))
+
+
+def test_case_67_another_quantised_dtype_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    for options in ({}, {"requantise": False}):
+        with pytest.raises(CheckpointError) as caught:
+            one(tmp_path, mlx(ml_dtypes.bfloat16), "nvfp4", (4, 256), config=MLX, **options)
+        assert caught.value.code == "import.requantise"
+        assert "--requantise" in caught.value.hint
+    plan = one(tmp_path, mlx(ml_dtypes.bfloat16), "nvfp4", (4, 256), config=MLX, requantise=True)
+    stored = plan.checkpoint.find("w.weight")
+    assert stored is not None
+    again = Tensor.encode(stored.read(0, 4).decode(), Dtype("nvfp4"))
+    assert np.array_equal(plan.weights["w"].planes["code"], again.planes["code"])
+
+
+def test_case_68_parts_stored_differently_for_a_quantised_weight(tmp_path: Path) -> None:
+    held = {"a.weight": ("F8_E4M3", CODES), "a.weight_scale_inv": TILE_SCALES, "b.weight": bf16(256, 128)}
+    with pytest.raises(CheckpointError) as caught:
+        one(tmp_path, held, "e4m3tile128", (512, 128), ("a.weight", "b.weight"))
+    assert (caught.value.code, caught.value.found) == ("import.mixed-storage", "e4m3tile128 and bf16")
+    assert one(tmp_path, held, "bf16", (512, 128), ("a.weight", "b.weight")).actions["decoded"] == 1
+
+
+def test_case_69_a_part_that_ends_inside_a_tile(tmp_path: Path) -> None:
+    held: dict[str, Any] = {}
+    for name in ("a", "b"):
+        held |= {f"{name}.weight": ("F8_E4M3", CODES[:100]), f"{name}.weight_scale_inv": TILE_SCALES[:1]}
+    with pytest.raises(CheckpointError) as caught:
+        one(tmp_path, held, "e4m3tile128", (200, 128), ("a.weight", "b.weight"))
+    assert (caught.value.code, caught.value.found) == ("import.tile-boundary", "100")
+
+
+def test_case_70_a_nan_in_a_scale_plane_names_tensor_and_index(tmp_path: Path) -> None:
+    plan = one(tmp_path, FP8 | {"w.weight_scale_inv": np.array([[1], [np.nan]], np.float32)}, "e4m3tile128", (256, 128))
+    with pytest.raises(CheckpointError) as caught:
+        plan.weights["w"]
+    assert caught.value.code == "import.bad-scale"
+    assert caught.value.found == "`w.weight_scale_inv` at [1, 0]"
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted", "code"),
+    [
+        (np.array([[1e39] * 64] * 2), "bf16", "import.overflow"),
+        (np.array([[1e5] * 64] * 2, np.float32), "f16", "import.overflow"),
+        (np.full((2, 64), 2**40), "i32", "import.overflow"),
+        (np.full((2, 64), np.nan, np.float32), "u4g64", "import.bad-value"),
+        (np.full((2, 64), np.inf, np.float32), "nvfp4", "import.bad-value"),
+    ],
+)
+def test_a_value_that_cannot_be_stored_is_refused_while_it_is_read(array: np.ndarray, wanted: str, code: str, tmp_path: Path) -> None:
+    plan = one(tmp_path, {"w.weight": array}, wanted, (2, 64))
+    with pytest.raises(CheckpointError) as caught:
+        plan.weights["w"]
+    assert caught.value.code == code
+    assert caught.value.message.startswith("w: ")
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [(np.ones((2, 64), np.int32), "bf16"), (np.ones((2, 64), np.uint8), "u4g64"), (np.ones((2, 64), np.float32), "i32")],
+)
+def test_integers_and_floats_are_not_turned_into_each_other(array: np.ndarray, wanted: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        one(tmp_path, {"w.weight": array}, wanted, (2, 64))
+    assert caught.value.code == "import.illegible"
+
+
+def test_a_scalar_lands_in_a_weight_of_one_element(tmp_path: Path) -> None:
+    assert one(tmp_path, {"w.weight": np.array(2.5, np.float32)}, "f32", (1,)).weights["w"].planes["data"].tolist() == [2.5]
+
+
+def test_an_empty_tensor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is empty"):
+        one(tmp_path, {"w.weight": np.zeros((0, 8), np.float32)}, "f32", (1, 8))
+
+
+# -- joins and stacks ------------------------------------------------------------------------------
+def test_parts_join_on_the_cut_axis_of_the_weight(tmp_path: Path) -> None:
+    held = {"a": np.ones((4, 2), np.float32), "b": np.zeros((4, 3), np.float32)}
+    found = one(tmp_path, held, "f32", (4, 5), ("a", "b"), cut=Cut(1)).weights["w"]
+    assert np.array_equal(found.planes["data"], np.concatenate([held["a"], held["b"]], 1))
+
+
+def test_experts_stack_by_index_and_their_parts_join_without_the_new_axis(tmp_path: Path) -> None:
+    held = {f"e.{e}.{part}": bf16(rows, 6, seed=e * 10 + rows) for e in range(4) for part, rows in (("gate", 2), ("up", 3))}
+    made = package({"w": weight((3, 5, 6), cut=Cut(1, (2, 3)))}, pairs((Stack(("e.{e}.gate", "e.{e}.up"), "e"), "w")), mini=True)
+    plan = plan_import(open_checkpoint(write_checkpoint(tmp_path, held)), [made])
+    expected = np.stack([np.concatenate([held[f"e.{e}.gate"], held[f"e.{e}.up"]]) for e in range(3)])
+    assert np.array_equal(plan.weights["w"].planes["data"], expected)
+    assert [str(entry) for entry in plan.not_read] == ["beyond what this mini lays out: e.3.gate, e.3.up"]
+
+
+def test_case_65_another_number_of_parts_than_segments(tmp_path: Path) -> None:
+    made = package({"w": weight((12, 8), cut=Cut(0, (4, 4, 4)))}, pairs((["a", "b"], "w")))
+    fault = refused(opened(tmp_path, {"a": bf16(4, 8), "b": bf16(8, 8)}), made)
+    assert (fault.code, fault.expected, fault.found) == ("import.shape", "3 segments [4, 4, 4]", "2 parts")
+
+
+def test_parts_in_the_wrong_order_are_caught_when_their_extents_differ(tmp_path: Path) -> None:
+    wrong = pairs(*[(list(pair.left)[::-1] if isinstance(pair.left, tuple) else pair.left, pair.right) for pair in READ])
+    fault = refused(opened(tmp_path), package(WEIGHTS, wrong))
+    assert codes(fault) == ["import.shape", "import.shape"]
+    assert "another order" in fault.hint
+
+
+# -- coverage --------------------------------------------------------------------------------------
+def test_case_61_one_tensor_removed(tmp_path: Path) -> None:
+    held = tensors()
+    del held["layers.1.up.weight"]
+    fault = refused(opened(tmp_path, held), package(WEIGHTS, READ))
+    assert codes(fault) == ["import.missing-tensor"]
+    assert "`layers.1.up.weight`" in fault.message
+    assert "layers.1.gate_up" in fault.expected
+    assert fault.found == "`layers.*.up.weight` for 0 to 0"
+
+
+def test_a_misspelt_tensor_suggests_the_nearest(tmp_path: Path) -> None:
+    fault = refused(opened(tmp_path), package(WEIGHTS, (*READ[:3], *pairs(("norms.weight", "norm")))))
+    missing = next(error for error in fault.errors if error.code == "import.missing-tensor")  # type: ignore[attr-defined]
+    assert missing.hint == "did you mean `norm.weight`?"
+
+
+EXTRA = {"layers.0.q.bias": bf16(8), "layers.1.q.bias": bf16(8)}
+
+
+def test_case_62_an_extra_tensor_in_a_whole_model_is_refused_and_in_a_mini_a_note(tmp_path: Path) -> None:
+    checkpoint = opened(tmp_path, tensors() | EXTRA)
+    fault = refused(checkpoint, package(WEIGHTS, READ))
+    assert codes(fault) == ["import.unread-tensors"]
+    assert fault.found == "layers.*.q.bias x2"
+    plan = plan_import(checkpoint, [package(WEIGHTS, READ, mini=True)])
+    assert [str(entry) for entry in plan.not_read] == ["beyond what this mini lays out: layers.*.q.bias x2"]
+
+
+def test_case_63_a_deleted_pair_is_reported_from_both_sides(tmp_path: Path) -> None:
+    fault = refused(opened(tmp_path), package(WEIGHTS, [pair for pair in READ if pair.right != "embed"]))
+    assert codes(fault) == ["import.unlanded-weights", "import.unread-tensors"]
+    unlanded, unread = fault.errors  # type: ignore[attr-defined]
+    assert "embed [16, 8] (same shape: tok.weight)" in unlanded.found
+    assert "tok.weight" in unlanded.hint
+    assert "embed" in unread.hint
+
+
+def test_case_64_a_transposed_tensor(tmp_path: Path) -> None:
+    made = package({"w": weight((8, 4))}, pairs(("w.weight", "w")))
+    fault = refused(opened(tmp_path, {"w.weight": bf16(4, 8)}), made)
+    assert (fault.code, fault.expected, fault.found, fault.hint) == ("import.shape", "[8, 4]", "[4, 8]", "transposed?")
+
+
+def test_derived_tensors_and_companions_are_accounted_for(tmp_path: Path) -> None:
+    held = tensors() | {"layers.0.rotary_emb.inv_freq": bf16(4), "h.0.attn.masked_bias": bf16(1), "position_ids": np.arange(3)}
+    plan = plan_import(opened(tmp_path, held), [package(WEIGHTS, READ)])
+    assert [str(entry) for entry in plan.not_read] == [
+        "derived from the configuration: h.0.attn.masked_bias, layers.0.rotary_emb.inv_freq, position_ids"
+    ]
+
+
+def test_what_a_format_names_as_not_read_may_be_quantised(tmp_path: Path) -> None:
+    held = tensors() | {"mtp.w.weight": ("F8_E4M3", CODES), "mtp.w.weight_scale_inv": TILE_SCALES}
+    plan = plan_import(opened(tmp_path, held), [package(WEIGHTS, (*READ, *pairs(("mtp.{x}.weight", None))))])
+    assert plan.not_read[0].names == ("mtp.w.weight", "mtp.w.weight_scale_inv")
+
+
+def test_a_part_that_selections_leave_unread_is_noted(tmp_path: Path) -> None:
+    made = package({"a": weight((4, 8)), "b": weight((2, 8))}, pairs((Slice(Src("w"), 0, 0, 4), "a"), (Stride(Src("w"), 0, 5, 2, 2), "b")))
+    plan = plan_import(opened(tmp_path, {"w": bf16(10, 8)}), [made])
+    assert [note for note in plan.notes if "`w`" in note] == ["`w`: entries 4, 6, 8 to 9 of axis 0 are not read"]
+
+
+def test_a_tensor_that_selections_read_together_is_read(tmp_path: Path) -> None:
+    made = package({"a": weight((4, 8)), "b": weight((6, 8))}, pairs((Slice(Src("w"), 0, 0, 4), "a"), (Slice(Src("w"), 0, 4, 6), "b")))
+    plan = plan_import(opened(tmp_path, {"w": bf16(10, 8)}), [made])
+    assert not [note for note in plan.notes if "`w`" in note]
+
+
+def test_many_faults_of_a_kind_are_cut_at_twenty_with_a_count(tmp_path: Path) -> None:
+    weights = {f"w.{i}": weight((2, 2)) for i in range(50)}
+    fault = refused(opened(tmp_path, {"x.0": bf16(2, 2)}), package(weights, pairs(("x.{i}", "w.{i}"))))
+    assert codes(fault) == ["import.missing-tensor"] * 20
+    assert "and 29 more of this kind" in fault.render()
+
+
+# -- tied weights ------------------------------------------------------------------------------------
+TIED = {"embed": weight([16, 8], aliases=["head"])}
+TIED_READ = pairs(("tok.weight", "embed"), ("lm_head.weight", "head"))
+
+
+def test_a_tied_model_reads_the_embedding_and_leaves_an_equal_head(tmp_path: Path) -> None:
+    table = bf16(16, 8)
+    plan = plan_import(opened(tmp_path, {"tok.weight": table, "lm_head.weight": table.copy()}), [package(TIED, TIED_READ)])
+    assert np.array_equal(plan.weights["embed"].planes["data"], table)
+    assert [str(entry) for entry in plan.not_read] == ["copies of tied weights: lm_head.weight"]
+
+
+def test_a_tied_model_does_not_miss_a_head(tmp_path: Path) -> None:
+    assert plan_import(opened(tmp_path, {"tok.weight": bf16(16, 8)}), [package(TIED, TIED_READ)]).weights["embed"].shape == (16, 8)
+
+
+@pytest.mark.parametrize("wanted", ["bf16", "f32"])
+def test_case_66_a_head_that_differs_is_refused_while_reading(wanted: str, tmp_path: Path) -> None:
+    table, other = bf16(16, 8), bf16(16, 8)
+    other[15, 7] = 3
+    made = package({"embed": weight([16, 8], wanted, aliases=["head"])}, TIED_READ)
+    plan = plan_import(opened(tmp_path, {"tok.weight": table, "lm_head.weight": other}), [made])
+    with pytest.raises(CheckpointError) as caught:
+        plan.weights["embed"]
+    assert caught.value.code == "import.tied-differs"
+    assert "`lm_head.weight` differs from `tok.weight`" in caught.value.message
+
+
+def test_a_head_stored_in_another_dtype_differs(tmp_path: Path) -> None:
+    table = bf16(16, 8)
+    plan = plan_import(opened(tmp_path, {"tok.weight": table, "lm_head.weight": table.astype(np.float32)}), [package(TIED, TIED_READ)])
+    with pytest.raises(CheckpointError) as caught:
+        plan.weights["embed"]
+    assert (caught.value.code, caught.value.found) == ("import.tied-differs", "[16, 8] f32")
+
+
+# -- which format, which deployment --------------------------------------------------------------------
+def test_case_59_two_formats_that_recognise_one_checkpoint(tmp_path: Path) -> None:
+    made = FakePackage(
+        {"toy-bf16-kv-bf16": WEIGHTS},
+        [format_of(READ, name=name, recognizes=lambda source: source.has("tok.weight")) for name in ("hub", "old")],
+    )
+    fault = refused(opened(tmp_path), made)
+    assert (fault.code, fault.found) == ("import.ambiguous-format", "hub and old")
+
+
+def test_no_format_lists_each_with_its_reason(tmp_path: Path) -> None:
+    other = format_of(READ, name="gguf", recognizes=lambda source: source.has("blk.0"))
+    dry = format_of(pairs(("absent", "embed")), name="dry")
+    fault = refused(opened(tmp_path), FakePackage({"toy-bf16-kv-bf16": WEIGHTS}, [other, dry]))
+    assert fault.code == "import.no-format"
+    assert "gguf: its recognizes says no" in fault.found
+    assert "dry: the checkpoint has no `absent`" in fault.found
+
+
+def test_without_recognizes_states_and_a_dry_run_tell(tmp_path: Path) -> None:
+    wrong = format_of(READ, name="wrong", states=[State("config", "hidden", 99)])
+    right = format_of(READ, name="right", states=[State("config", "hidden", 8)])
+    plan = plan_import(opened(tmp_path, config={"hidden": 8}), [FakePackage({"toy-bf16-kv-bf16": WEIGHTS}, [wrong, right])])
+    assert plan.format == "right"
+
+
+def test_case_60_a_stated_value_that_differs(tmp_path: Path) -> None:
+    made = package(WEIGHTS, READ, recognizes=lambda source: True, states=[State("config", "hidden_size", 4096)])
+    fault = refused(opened(tmp_path, config={"hidden_size": 5120}), made)
+    assert (fault.code, fault.expected, fault.found) == ("import.states", "4096", "5120")
+    assert "hidden_size" in fault.message
+
+
+def test_case_58_a_checkpoint_of_another_family_lists_every_candidate_nearest_first(tmp_path: Path) -> None:
+    near = package(WEIGHTS, READ, deployment=deployment_of("near"))
+    far = package(WEIGHTS, READ, deployment=deployment_of("far"), recognizes=lambda source: False)
+    far.name = "a_first_by_name"
+    fault = refused(opened(tmp_path, tensors() | EXTRA), [far, near], any_deployment=True)
+    assert fault.code == "import.no-deployment"
+    assert fault.found.index("near-bf16-kv-bf16: ") < fault.found.index("far-bf16-kv-bf16: ")
+    assert "[import.unread-tensors]" in fault.found
+    assert "[import.no-format]" in fault.found
+
+
+def test_whole_models_come_before_minis_and_more_parts_before_fewer(tmp_path: Path) -> None:
+    mini, plain, full = deployment_of("m", mini=True), deployment_of("b"), deployment_of("c", drafter="mtp")
+    made = FakePackage({d.name: WEIGHTS for d in (mini, plain, full)}, [format_of(READ)], [mini, plain, full])
+    assert plan_import(opened(tmp_path), [made]).deployment is full
+    made = FakePackage({d.name: WEIGHTS for d in (mini, plain)}, [format_of(READ)], [mini, plain])
+    assert plan_import(opened(tmp_path), [made]).deployment is plain
+
+
+def test_a_model_id_limits_the_candidates(tmp_path: Path) -> None:
+    first, second = deployment_of("first"), deployment_of("second")
+    made = FakePackage({d.name: WEIGHTS for d in (first, second)}, [format_of(READ)], [first, second])
+    assert plan_import(opened(tmp_path), [made], model="second").deployment is second
+    assert refused(opened(tmp_path), made, model="third").code == "import.no-deployment"
+
+
+def test_a_candidate_that_would_requantise_is_a_miss_that_says_so(tmp_path: Path) -> None:
+    u4, b16 = deployment_of("toy", "nvfp4"), deployment_of("toy", "bf16")
+    layouts = {d.name: {"w": weight((256, 128), d.weights[0].name)} for d in (u4, b16)}
+    made = FakePackage(layouts, [format_of(pairs(("w.weight", "w")))], [u4, b16])
+    checkpoint = opened(tmp_path, FP8)
+    assert plan_import(checkpoint, [made]).deployment is b16
+    alone = FakePackage(layouts, made.formats, [u4])
+    fault = refused(checkpoint, alone, any_deployment=True)
+    assert "[import.no-format]" in fault.found or "[import.requantise]" in fault.found
+    assert "quantised again" in fault.found
+
+
+def test_a_note_says_when_a_later_deployment_would_keep_what_this_one_decodes(tmp_path: Path) -> None:
+    b16, e4 = deployment_of("toy", "bf16"), deployment_of("toy", "e4m3tile128a8")
+    layouts = {d.name: {"w": weight((256, 128), d.weights[0].name)} for d in (b16, e4)}
+    plan = plan_import(opened(tmp_path, FP8), [FakePackage(layouts, [format_of(pairs(("w.weight", "w")))], [b16, e4])])
+    assert plan.deployment is b16
+    assert any("toy-e4m3tile128a8-kv-bf16 would keep them" in note for note in plan.notes)
+
+
+def test_ranks_are_refused(tmp_path: Path) -> None:
+    fault = refused(opened(tmp_path), package(WEIGHTS, READ, deployment=deployment_of(tp=2)), any_deployment=True)
+    assert "[import.tp]" in fault.found
+
+
+def test_a_deployment_that_cannot_be_laid_out_is_noted_when_paths_are_compared(tmp_path: Path) -> None:
+    class Failing(FakePackage):
+        def lay_out(self, deployment: Any) -> Any:
+            if deployment.model.id == "broken":
+                raise PackageError("layout.refused", "not today")
+            return super().lay_out(deployment)
+
+    toy, other, broken = deployment_of(), deployment_of("other"), deployment_of("broken")
+    layouts = {toy.name: WEIGHTS, other.name: WEIGHTS | {"vision": weight((2, 2))}}
+    read = (*READ, *pairs(("vision.weight", "vision")))
+    plan = plan_import(opened(tmp_path), [Failing(layouts, [format_of(read)], [toy, other, broken])], deployment=toy.name)
+    assert any("broken-bf16-kv-bf16 was left out" in note and "not today" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    "config", [{"quant_method": "bitsandbytes"}, {"quant_method": "fp8", "transform_config": {"x": 1}}, {"sparsity_config": {"y": 2}}]
+)
+def test_a_family_that_no_scheme_reads_is_refused_before_any_candidate(config: dict[str, Any], tmp_path: Path) -> None:
+    fault = refused(opened(tmp_path, config={"quantization_config": config}), package(WEIGHTS, READ))
+    assert fault.code == "import.illegible"
+
+
+# -- tokenizer -----------------------------------------------------------------------------------------
+def with_vocabulary(tmp_path: Path, vocabulary: dict[str, int], contract: TokenizerContract) -> PoemError | ImportPlan:
+    made = package(WEIGHTS, READ, deployment=deployment_of(tokenizer=contract))
+    checkpoint = opened(tmp_path, tokenizer={"model": {"vocab": vocabulary}, "added_tokens": []})
+    try:
+        return plan_import(checkpoint, [made], deployment="toy-bf16-kv-bf16")
+    except PoemError as fault:
+        return fault
+
+
+def test_case_71_a_missing_token(tmp_path: Path) -> None:
+    fault = with_vocabulary(tmp_path, {"a": 0}, TokenizerContract(markers=(("<|eot_id|>",),)))
+    assert isinstance(fault, PoemError)
+    assert (fault.code, fault.expected, fault.found) == ("import.tokenizer", "<|eot_id|>", "missing")
+
+
+def test_case_71_a_pinned_token_elsewhere(tmp_path: Path) -> None:
+    fault = with_vocabulary(tmp_path, {"<s>": 7}, TokenizerContract(pinned={"<s>": 1}))
+    assert isinstance(fault, PoemError)
+    assert (fault.code, fault.found) == ("import.tokenizer", "at 7, wanted 1")
+
+
+def test_a_vocabulary_that_fits_and_one_that_is_not_there(tmp_path: Path) -> None:
+    contract = TokenizerContract(markers=(("<s>",),), pinned={"<s>": 1})
+    assert isinstance(with_vocabulary(tmp_path / "a", {"<s>": 1}, contract), ImportPlan)
+    plan = plan_import(opened(tmp_path / "b"), [package(WEIGHTS, READ, deployment=deployment_of(tokenizer=contract))])
+    assert any("vocabulary was not checked" in note for note in plan.notes)
+
+
+def test_the_report_is_plain_data(tmp_path: Path) -> None:
+    import json
+
+    plan = plan_import(opened(tmp_path), [package(WEIGHTS, READ)])
+    report = json.loads(json.dumps(plan.report))
+    assert report.keys() == {
+        "package",
+        "deployment",
+        "format",
+        "weights",
+        "bytes",
+        "copied",
+        "cast",
+        "encoded",
+        "decoded",
+        "not_read",
+        "notes",
+    }
+    assert report["bytes"] == sum(tensor.nbytes for tensor in plan.weights.values())
+
+
+def test_values_computed_in_the_package_need_no_tensor(tmp_path: Path) -> None:
+    made = package(
+        {"scale": weight([1], "f32"), "joined": weight([10, 8])},
+        pairs((Fill(1.0, (1,), "f32"), "scale"), (Concat(0, (Scale(Reshape(Src("w"), (8, 8)), 2.0), Fill(0.5, (2, 8), "bf16"))), "joined")),
+    )
+    table = bf16(64)
+    found = plan_import(opened(tmp_path, {"w": table}), [made]).weights
+    assert found["scale"].planes["data"].tolist() == [1.0]
+    expected = np.concatenate([table.reshape(8, 8).astype(np.float32) * 2, np.full((2, 8), 0.5, np.float32)]).astype(ml_dtypes.bfloat16)
+    assert np.array_equal(found["joined"].planes["data"], expected)
