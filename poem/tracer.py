@@ -5,6 +5,7 @@ It knows nothing of Starlark: the language calls it with Python operands, and te
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from poem.dtypes import Dtype
@@ -39,6 +40,24 @@ def kind_word(item: Any) -> str:
     return item.word if isinstance(item, Setting) else type(item).__name__
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to record a call again for operands of the same types, at the same place.
+
+    blank: the operands by parameter, those that were not given; names: the others; positions: where their arguments stood
+    in the call, positional ones first. results: the types; several: whether the op gives a tuple.
+    """
+
+    op: str
+    blank: dict[str, Operand]
+    names: tuple[str, ...]
+    positions: list[int]
+    attributes: dict[str, Attribute]
+    results: tuple[tuple[ValueType, Dtype], ...]
+    several: bool
+    where: Where
+
+
 class Tracer:
     """Collects one Graph."""
 
@@ -58,6 +77,7 @@ class Tracer:
         self.folds: list[Fold] = []
         self.layer: tuple[int, int] | None = None
         self.handle = Inputs(self)
+        self._several = False  # whether the last call gave a list of results
 
     # -- declarations ------------------------------------------------------------------------
     def add_param(self, weight: Weight, name: str, aliases: Sequence[str] = ()) -> Param:
@@ -129,7 +149,7 @@ class Tracer:
                 refusal.code, f"ops.{name}: {refusal.parameter} {refusal.message}{rule}", where,
                 expected=refusal.expected, found=refusal.found, hint=refusal.hint,
             ) from None
-        several = isinstance(types, list)
+        several = self._several = isinstance(types, list)
         listed = types if several else [] if types is None else [types]
         first = len(self.values)
         node = Node(
@@ -141,6 +161,51 @@ class Tracer:
             for i, type in enumerate(listed)
         )
         return results if several else results[0] if results else None
+
+    def plan(self, name: str, positional: int, keywords: Sequence[str]) -> Plan | None:
+        """How to repeat the call that was recorded last, or None where an operand is a list or a result is no tensor."""
+        node, several = self.nodes[-1], self._several
+        types = [self.values[id].type for id in node.results]
+        if None in types or any(isinstance(operand, list) for operand in node.operands.values()):
+            return None
+        order = [parameter.name for parameter in REGISTRY[name].parameters[:positional]] + list(keywords)
+        given = tuple(key for key, operand in node.operands.items() if operand is not None)
+        return Plan(
+            name, dict(node.operands), given, [order.index(key) for key in given], node.attributes,
+            tuple((type, Dtype(type.dtype)) for type in types if type is not None), several, node.where,
+        )  # fmt: skip
+
+    def repeat(self, plan: Plan, operands: Sequence[Any]) -> list[Value] | None:
+        """Record a planned call. A weight comes as a list that holds it.
+
+        Returns the results, or None, having recorded nothing, when an operand is not of this trace.
+        """
+        refs = plan.blank.copy()
+        for name, item in zip(plan.names, operands, strict=True):
+            if type(item) is Value:
+                if item.trace is not self:
+                    return None
+                refs[name] = Ref("value", item.id)
+            elif type(item) is list:
+                param = self.param_of.get(id(item[0])) if item else None
+                if param is None:
+                    return None
+                refs[name] = Ref("param", param.id)
+            elif item.trace is not self:
+                return None
+            else:
+                refs[name] = Ref("cache", item.cache.id) if type(item) is CacheHandle else Ref("inputs", 0)
+        nodes, values = self.nodes, self.values
+        if len(nodes) >= MAXIMUM_NODES:
+            return None
+        number, first = len(nodes), len(values)
+        node = Node(number, plan.op, refs, plan.attributes, tuple(range(first, first + len(plan.results))), self.layer, None, plan.where)
+        nodes.append(node)
+        made = []
+        for index, (type_, dtype) in enumerate(plan.results):
+            values.append(GraphValue(first + index, "tensor", type_, ("node", number, index)))
+            made.append(Value(self, first + index, "tensor", type_.rows, type_.width, dtype, node))
+        return made
 
     def output(self, name: str, value: Value, where: Where) -> None:
         """Register a result. The caller has checked the name and that value is a tensor of this trace."""

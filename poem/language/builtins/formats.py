@@ -1,0 +1,448 @@
+"""Builtins of the formats phase: formats, expressions, queries of an open checkpoint, stated values, `reads`."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import starlark
+
+from poem.dtypes import FLOATS
+from poem.errors import PackageError
+from poem.formats.declared import (
+    UNARY,
+    Bias,
+    Cast,
+    Concat,
+    Constant,
+    Expression,
+    Fill,
+    Gather,
+    Left,
+    Pair,
+    ReadStatement,
+    Reshape,
+    Rows,
+    Scale,
+    Slice,
+    Source,
+    Src,
+    Stack,
+    State,
+    Stride,
+    Transmute,
+    Transpose,
+    Unary,
+    is_expression,
+    parts_of,
+)
+from poem.language.builtins.record import builtin, entry, handle
+from poem.language.evaluation import Call, Evaluation, Foreign
+from poem.language.frames import user_frames
+from poem.language.values import (
+    Anything,
+    Count,
+    Counts,
+    Expressions,
+    Flag,
+    Function,
+    Integer,
+    Integers,
+    Names,
+    Number,
+    OfDtype,
+    OfExpression,
+    PlainNumber,
+    PlainNumbers,
+    Size,
+    Sizes,
+    StackedPart,
+    Stated,
+    States,
+    Text,
+    kind_of,
+)
+from poem.language.values import Rows as RowsOfNames
+from poem.ops.operands import Weight
+from poem.suggest import did_you_mean
+
+Made = starlark.OpaquePythonObject
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A format as `format(...)` was told; its functions stay on the Starlark side."""
+
+    name: str
+    states: tuple[State, ...]
+    recognizes: bool
+    reads: bool
+    where: tuple[Any, ...]
+
+
+@builtin("formats")
+def format(call: Call, name: Text, /, *, read: Anything, recognizes: Function | None = None, states: States = ()) -> Made:
+    """One way a checkpoint may name and store the model."""
+    reads = isinstance(read, Foreign) and read.word == "function"
+    if not reads and not isinstance(read, list):
+        message = f"format(): read wants a list of pairs or a function, found {kind_of(read)}"
+        raise call.error("call.wrong-kind", message, expected="a list of pairs or a function", found=kind_of(read))
+    return Made(Declared(name, states, recognizes is not None, reads, call.where))
+
+
+@entry
+def formats(evaluation: Evaluation, given: Any) -> None:
+    """Check what `formats(m)` returned."""
+    expected = "a list of at least one format(...)"
+    if not isinstance(given, list) or not given:
+        found = "an empty list" if isinstance(given, list) else kind_of(given)
+        message = f"formats must return a list of at least one format, found {found}"
+        hint = "wrap it in [ ]" if isinstance(given, Declared) else ""
+        raise evaluation.error("formats.not-a-list", message, expected=expected, found=found, hint=hint)
+    names: dict[str, Declared] = {}
+    for index, item in enumerate(given):
+        if not isinstance(item, Declared):
+            message = f"element {index} of what formats returned is no format"
+            found = f"{kind_of(item)} at index {index}"
+            raise evaluation.error("formats.wrong-element", message, expected="format(...)", found=found)
+        first = names.setdefault(item.name, item)
+        if first is not item:
+            places = [f"{one.where[-1].file}:{one.where[-1].line}" for one in (first, item) if one.where]
+            raise evaluation.error(
+                "formats.duplicate", f"two formats are named `{item.name}`", item.where, expected="distinct names", found=" and ".join(places)
+            )
+    evaluation.delivered["formats"] = given
+
+
+@entry
+def recognized(evaluation: Evaluation, answer: Any) -> None:
+    evaluation.delivered["answer"] = answer
+
+
+# -- expressions -------------------------------------------------------------------------------------------------------
+MAXIMUM_DEPTH = 64
+
+
+def _made(call: Call, expression: Expression) -> Made:
+    depths: dict[int, tuple[int, Expression]] = call.evaluation.delivered.setdefault("depths", {})
+    depth = 1 + max((depths.get(id(part), (1, part))[0] for part in parts_of(expression)), default=0)
+    if depth > MAXIMUM_DEPTH:
+        raise call.error("formats.too-deep", f"{call.name}(): an expression nests more than {MAXIMUM_DEPTH} deep")
+    depths[id(expression)] = depth, expression  # holding it keeps its id
+    return Made(expression)
+
+
+@builtin("formats")
+def src(call: Call, name: Text) -> Made:
+    """A stored weight."""
+    return _made(call, Src(name, call.where))
+
+
+@builtin("formats")
+def constant(call: Call, values: PlainNumbers, shape: Sizes, dtype: OfDtype) -> Made:
+    """Numbers written in the package."""
+    _leaf(call, dtype)
+    if len(values) != math.prod(shape):
+        raise call.error(
+            "call.bad-value", f"constant(): {len(values)} values do not fill the shape {list(shape)}",
+            expected=f"{math.prod(shape)} values", found=str(len(values)),
+        )  # fmt: skip
+    return _made(call, Constant(values, shape, dtype.name, call.where))
+
+
+@builtin("formats")
+def fill(call: Call, value: PlainNumber, shape: Sizes, dtype: OfDtype) -> Made:
+    """One value everywhere."""
+    _leaf(call, dtype)
+    return _made(call, Fill(value, shape, dtype.name, call.where))
+
+
+def _leaf(call: Call, dtype: Any) -> None:
+    if not dtype.is_leaf:
+        raise call.error("call.bad-value", f"{call.name}(): {dtype} holds groups of codes", expected="a plain dtype", found=dtype.name)
+
+
+@builtin("formats")
+def concat(call: Call, axis: Integer, parts: Expressions) -> Made:
+    """Parts end to end."""
+    return _made(call, Concat(axis, parts, call.where))
+
+
+@builtin("formats")
+def stack(call: Call, part: StackedPart, over: Text, count: Size | None = None) -> Made:
+    """One slice for each integer of a placeholder."""
+    return _made(call, Stack(part, over, count, call.where))
+
+
+@builtin("formats", name="expression.slice", shown=".slice")
+def slice(call: Call, of: OfExpression, axis: Integer, start: Count, length: Size) -> Made:
+    """A run of entries."""
+    return _made(call, Slice(of, axis, start, length, call.where))
+
+
+@builtin("formats", name="expression.stride", shown=".stride")
+def stride(call: Call, of: OfExpression, axis: Integer, start: Count, length: Size, step: Size) -> Made:
+    """Every step-th entry."""
+    return _made(call, Stride(of, axis, start, length, step, call.where))
+
+
+@builtin("formats", name="expression.gather", shown=".gather")
+def gather(call: Call, of: OfExpression, axis: Integer, indices: Counts) -> Made:
+    """Chosen entries."""
+    if not indices:
+        raise call.error("call.bad-value", ".gather(): indices is empty", expected="at least one index", found="[]")
+    return _made(call, Gather(of, axis, indices, call.where))
+
+
+@builtin("formats", name="expression.reshape", shown=".reshape")
+def reshape(call: Call, of: OfExpression, shape: Integers) -> Made:
+    """The same elements in another shape."""
+    if not shape or any(extent < 1 and extent != -1 for extent in shape) or list(shape).count(-1) > 1:
+        expected = "extents of at least 1, at most one -1"
+        raise call.error("call.bad-value", ".reshape(): the shape cannot be used", expected=expected, found=str(list(shape)))
+    return _made(call, Reshape(of, shape, call.where))
+
+
+@builtin("formats", name="expression.transpose", shown=".transpose")
+def transpose(call: Call, of: OfExpression, axes: Integers) -> Made:
+    """Axes in another order."""
+    rank = len(axes)
+    if not axes or sorted(axis + rank if axis < 0 else axis for axis in axes) != list(range(rank)):
+        raise call.error("call.bad-value", ".transpose(): axes must name each axis once", expected="a permutation", found=str(list(axes)))
+    return _made(call, Transpose(of, axes, call.where))
+
+
+@builtin("formats", name="expression.transmute", shown=".transmute")
+def transmute(call: Call, of: OfExpression, shape: Sizes, dtype: OfDtype) -> Made:
+    """The same bytes as another dtype."""
+    _leaf(call, dtype)
+    return _made(call, Transmute(of, shape, dtype.name, call.where))
+
+
+@builtin("formats", name="expression.cast", shown=".cast")
+def cast(call: Call, of: OfExpression, dtype: OfDtype) -> Made:
+    """Converted to a float."""
+    if dtype.name not in FLOATS:
+        raise call.error("call.bad-value", f".cast(): {dtype} is no float", expected=" ".join(FLOATS), found=dtype.name)
+    return _made(call, Cast(of, dtype.name, call.where))
+
+
+@builtin("formats", name="expression.scale", shown=".scale")
+def scale(call: Call, of: OfExpression, x: Number) -> Made:
+    """Times x."""
+    return _made(call, Scale(of, x, call.where))
+
+
+@builtin("formats", name="expression.bias", shown=".bias")
+def bias(call: Call, of: OfExpression, x: Number) -> Made:
+    """Plus x."""
+    return _made(call, Bias(of, x, call.where))
+
+
+@builtin("formats", name="expression.unary", shown=".unary")
+def unary(call: Call, of: OfExpression, name: Text) -> Made:
+    """A function of each element."""
+    if name not in UNARY:
+        hint = did_you_mean(name, UNARY)
+        raise call.error("call.bad-value", f".unary(): there is no function `{name}`", expected=" ".join(UNARY), found=repr(name), hint=hint)
+    return _made(call, Unary(of, name, call.where))
+
+
+# -- queries -----------------------------------------------------------------------------------------------------------
+def _source(call: Call) -> Source:
+    source = call.evaluation.source
+    if source is None:
+        raise call.error(
+            "formats.no-checkpoint", f"{call.name}() needs an open checkpoint",
+            hint="this package's formats can only be judged during an import",
+        )  # fmt: skip
+    return source
+
+
+def _known(call: Call, name: str) -> Source:
+    source = _source(call)
+    if not source.has(name):
+        raise call.error("formats.no-tensor", f"{call.name}(): the checkpoint holds no `{name}`", found=name, hint="ask has() first")
+    return source
+
+
+@builtin("formats")
+def has(call: Call, name: Text) -> bool:
+    """Whether the checkpoint holds a stored weight of that name."""
+    return bool(_source(call).has(name))
+
+
+@builtin("formats")
+def has_prefix(call: Call, prefix: Text) -> bool:
+    """Whether some name starts so."""
+    return bool(_source(call).has_prefix(prefix))
+
+
+@builtin("formats")
+def shape(call: Call, name: Text) -> list[int]:
+    """Extents as stored."""
+    return [int(extent) for extent in _known(call, name).shape(name)]
+
+
+@builtin("formats")
+def stored(call: Call, name: Text) -> str:
+    """The storage word."""
+    return str(_known(call, name).stored(name))
+
+
+@builtin("formats")
+def text_attribute(call: Call, key: Text) -> str | None:
+    """A text of the container's metadata."""
+    found = _source(call).text_attribute(key)
+    return found if isinstance(found, str) else None
+
+
+@builtin("formats")
+def attribute_value(call: Call, key: Text) -> Any:
+    """A value of the container's metadata."""
+    return _plain_value(call, key, _source(call).attribute_value(key))
+
+
+@builtin("formats")
+def config_value(call: Call, path: Text) -> Any:
+    """The value at a dotted path of config.json."""
+    return _plain_value(call, path, _source(call).config_value(path))
+
+
+def _plain_value(call: Call, key: str, found: Any) -> Any:
+    if found is None or isinstance(found, (bool, int, str)):
+        return found
+    if isinstance(found, float):
+        return found if math.isfinite(found) else None
+    if isinstance(found, (list, tuple)):
+        return [_plain_value(call, key, item) for item in found]
+    raise call.error("call.bad-value", f"{call.name}(): `{key}` is a map", expected="a number, a bool, a text or a list", hint="ask for a key of it")
+
+
+@builtin("formats")
+def config(call: Call, path: Text, want: Stated, or_deeper: Flag = False) -> dict[str, Any]:
+    """What config.json must say where it says something."""
+    return handle(State("config", path, want, or_deeper, call.where), "stated value")
+
+
+@builtin("formats")
+def attribute(call: Call, key: Text, want: Stated, or_deeper: Flag = False) -> dict[str, Any]:
+    """What the container's metadata must say where it says something."""
+    return handle(State("attribute", key, want, or_deeper, call.where), "stated value")
+
+
+# -- pairs and reads ---------------------------------------------------------------------------------------------------
+def _bad_pair(evaluation: Evaluation, where: tuple[Any, ...], index: int, message: str, found: str) -> PackageError:
+    return evaluation.error(
+        "formats.bad-pair", f"pair {index}: {message}", where,
+        expected="(name, list of names or expression; path of a weight or None)", found=found,
+    )  # fmt: skip
+
+
+def check_pairs(evaluation: Evaluation, given: Any, where: tuple[Any, ...]) -> list[Pair]:
+    """The pairs of a list, each a tuple or list of two (`formats.bad-pair`)."""
+    if not isinstance(given, list):
+        raise evaluation.error("formats.bad-pair", f"a list of pairs is wanted, found {kind_of(given)}", where, expected="a list of pairs")
+    pairs = []
+    for index, item in enumerate(given):
+        if not isinstance(item, list) or len(item) != 2:
+            found = f"{len(item)} elements" if isinstance(item, list) else kind_of(item)
+            raise _bad_pair(evaluation, where, index, f"a pair has a left and a right side, found {found}", found)
+        left, right = item
+        if right is not None and not isinstance(right, str):
+            raise _bad_pair(evaluation, where, index, f"the right side is the path of a weight or None, found {kind_of(right)}", kind_of(right))
+        if isinstance(left, list):
+            if not left or not all(isinstance(name, str) for name in left):
+                found = "an empty list" if not left else "a list of " + ", ".join(sorted({kind_of(name) for name in left}))
+                raise _bad_pair(evaluation, where, index, f"a list on the left holds names, found {found}", found)
+            left = tuple(left)
+        elif not isinstance(left, str) and not is_expression(left):
+            raise _bad_pair(evaluation, where, index, f"the left side is a name, a list of names or an expression, found {kind_of(left)}", kind_of(left))
+        elif right is None and not isinstance(left, str):
+            raise _bad_pair(evaluation, where, index, "with None on the right, the left side is a name", kind_of(left))
+        pairs.append(Pair(left, right, where + evaluation.place_of(right if right is not None else left), index))
+    return pairs
+
+
+def _record(evaluation: Evaluation, statements: list[Any]) -> None:
+    evaluation.delivered.setdefault("statements", []).extend(statements)
+
+
+@entry
+def pairs(evaluation: Evaluation, stack: str, given: Any) -> None:
+    """A format whose read is a list of pairs."""
+    declared = evaluation.delivered["reading"]
+    _record(evaluation, check_pairs(evaluation, given, declared.where))
+
+
+@builtin("formats", name="reads.pairs", shown="reads.pairs")
+def reads_pairs(call: Call, list: Anything) -> None:
+    """A list of pairs."""
+    _record(call.evaluation, check_pairs(call.evaluation, list, call.where))
+
+
+@builtin("formats", name="reads.ignore", shown="reads.ignore")
+def reads_ignore(call: Call, template: Text) -> None:
+    """Tensors that are known and deliberately not read."""
+    _record(call.evaluation, [Pair(template, None, call.where)])
+
+
+def _target(call: Call, w: Any) -> str:
+    if isinstance(w, str):
+        return w
+    if not isinstance(w, Weight):
+        raise call.error("call.wrong-kind", f"{call.name}(): w wants a weight or a path, found {kind_of(w)}", expected="a weight or a path")
+    if not w.name:
+        made = f"made at {w.where[-1].file}:{w.where[-1].line}" if w.where else ""
+        raise call.error(
+            "formats.unreachable-weight", f"{call.name}(): w is a weight that layout did not return",
+            found=made, hint="put it in the struct that layout returns",
+        )  # fmt: skip
+    return w.name
+
+
+def _statement(call: Call, w: Any, left: Left | Rows) -> None:
+    method = call.name.partition(".")[2]
+    _record(call.evaluation, [ReadStatement(_target(call, w), left, call.where, method)])
+
+
+@builtin("formats", name="reads.read", shown="reads.read")
+def reads_read(call: Call, w: Anything, name: Text) -> None:
+    """One stored weight."""
+    _statement(call, w, name)
+
+
+@builtin("formats", name="reads.read_concat", shown="reads.read_concat")
+def reads_read_concat(call: Call, w: Anything, names: Names) -> None:
+    """Several stored weights, joined on the cut axis."""
+    _statement(call, w, names)
+
+
+@builtin("formats", name="reads.read_expr", shown="reads.read_expr")
+def reads_read_expr(call: Call, w: Anything, expr: OfExpression) -> None:
+    """An expression."""
+    _statement(call, w, expr)
+
+
+@builtin("formats", name="reads.read_stack", shown="reads.read_stack")
+def reads_read_stack(call: Call, w: Anything, rows: RowsOfNames) -> None:
+    """Names by row: joined, then stacked."""
+    _statement(call, w, Rows(rows, call.where))
+
+
+@builtin("formats", name="reads.read_over", shown="reads.read_over")
+def reads_read_over(call: Call, w: Anything, name: Text, fn: Function) -> Made:
+    """Checks the call, and gives `src(name)` for `fn`."""
+    _target(call, w)
+    return _made(call, Src(name, call.where))
+
+
+@entry
+def read_over(evaluation: Evaluation, stack: str, w: Any, result: Any) -> None:
+    """What `fn(src(name))` gave."""
+    call = Call(evaluation, "reads.read_over", stack)
+    if not is_expression(result):
+        message = f"reads.read_over(): fn must return an expression, found {kind_of(result)}"
+        raise call.error("call.wrong-kind", message, expected="an expression", found=kind_of(result))
+    placed: Expression = replace(result, where=result.where or user_frames(stack))
+    _statement(call, w, placed)

@@ -1,0 +1,237 @@
+"""Builtins of the forward phase: op calls, inputs, folds, outputs."""
+
+import re
+from typing import Any, NamedTuple
+
+import starlark
+
+from poem.graph import Attribute, Fold
+from poem.language.builtins.record import builtin, check_phase, entry
+from poem.language.evaluation import Call, Evaluation
+from poem.language.frames import user_frames
+from poem.language.inputs import ALL, METHODS, InputMethod
+from poem.language.values import Anything, Integer, OfValue, Text, kind_of
+from poem.ops import NAMESPACES, REGISTRY
+from poem.ops.operands import CacheHandle, Value
+from poem.suggest import nearest
+from poem.tracer import Plan, Tracer
+
+OUTPUT_NAME = re.compile(r"[a-z][a-z0-9_.]*")
+Made = starlark.OpaquePythonObject
+
+
+def op_names() -> dict[str, list[str]]:
+    """The ops of each namespace."""
+    names: dict[str, list[str]] = {namespace: [] for namespace in NAMESPACES}
+    for op in REGISTRY.values():
+        names.setdefault(op.namespace, []).append(op.name)
+    return names
+
+
+def input_methods() -> list[str]:
+    """Every method of `inputs` but `fold_layers`."""
+    return list(ALL)
+
+
+UNGUARDED = {f"_py_{f.__name__}": f for f in (op_names, input_methods)}
+
+
+def _tracer(evaluation: Evaluation) -> Tracer:
+    tracer = evaluation.tracer
+    assert tracer is not None
+    return tracer
+
+
+# -- op calls ----------------------------------------------------------------------------------------------------------
+def _describe(value: Value) -> list[Any]:
+    """[handle, kind, key, rows, width, dtype] of a value."""
+    if value.kind != "tensor":
+        return [Made(value), value.kind, f"{value.kind} #{value.id}", "", 0, "u8"]
+    return [Made(value), "tensor", _key(value), value.rows, value.width, value.dtype.name]
+
+
+def _key(value: Value) -> str:
+    """What type rules can see of a value. A rule may ask which node made an integer value, so those are told apart."""
+    kind = f"{value.rows} {value.width} {value.dtype.name}"
+    return kind if value.dtype.is_float else f"{kind} #{value.id}"
+
+
+@entry
+def op(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Check and record an op call. Gives [results, plan, operand positions, whether the results are several]."""
+    if evaluation.phase != "forward":
+        check_phase(Call(evaluation, f"ops.{name}", stack), ("forward",))
+    tracer = _tracer(evaluation)
+    results = tracer.call(name, args, kwargs, user_frames(stack))
+    several = isinstance(results, tuple)
+    listed = list(results) if several else [] if results is None else [results]
+    plan = tracer.plan(name, len(args), list(kwargs))
+    made = [_describe(value) for value in listed]
+    if plan is None or not all(value.kind == "tensor" and value.dtype.is_float for value in listed):
+        return [made, None, [], several]
+    return [made, Made(plan), plan.positions, several]
+
+
+@entry
+def repeat(evaluation: Evaluation, plan: Plan, operands: list[Any]) -> Any:
+    """Record a call that a plan describes. Gives its handles, or None when an operand is not of this trace."""
+    results = _tracer(evaluation).repeat(plan, operands)
+    if results is None:
+        return None
+    if plan.several:
+        return [Made(value) for value in results]
+    return Made(results[0]) if results else True
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+@entry
+def inputs(evaluation: Evaluation) -> Made:
+    return Made(_tracer(evaluation).handle)
+
+
+def _input(method: str, found: InputMethod) -> None:
+    def plain(call: Call) -> list[Any]:
+        return _describe(_tracer(call.evaluation).input(method, found.type, {}, "tensor" if found.type else "mask"))
+
+    def geometry(call: Call, space: Integer | None = None) -> list[Any]:
+        tracer = _tracer(call.evaluation)
+        asked = 0 if space is None else space
+        if not tracer.spaces:
+            raise call.error("forward.no-space", f"{call.name}() describes a kv space, and caches declares none", expected="c.kv_space(...)")
+        if not 0 <= asked < len(tracer.spaces):
+            expected = f"0 to {len(tracer.spaces) - 1}"
+            raise call.error("forward.unknown-cache", f"{call.name}(): there is no space {asked}", expected=expected, found=str(asked))
+        arguments: dict[str, Attribute] = {"space": asked}
+        return _describe(tracer.input(method, found.type, arguments))
+
+    builtin("forward", name=f"inputs.{method}", shown=f"inputs.{method}")(geometry if found.geometry else plain)
+
+
+for _method, _found in METHODS.items():
+    _input(_method, _found)
+
+
+@builtin("forward", name="inputs.kv", shown="inputs.kv")
+def kv(call: Call, space: Text) -> list[Any]:
+    """The row of a kv space, by name."""
+    return _cache(call, space, "kv")
+
+
+@builtin("forward", name="inputs.state", shown="inputs.state")
+def state(call: Call, name: Text) -> list[Any]:
+    """A state, by name."""
+    return _cache(call, name, "state")
+
+
+def _cache(call: Call, name: str, kind: str) -> list[Any]:
+    tracer = _tracer(call.evaluation)
+    handles: dict[str, list[Any]] = call.evaluation.delivered.setdefault("cache handles", {})
+    if not handles:
+        for cache in tracer.caches:
+            seen = tracer.cache_handle(cache)
+            handles[cache.name] = [Made(seen), cache.kind, _cache_key(seen), "", 0, "u8"]
+    found = handles.get(name)
+    if found is None:
+        near = nearest(name, handles)
+        some = [known for known in handles if handles[known][1] == kind][:8]
+        raise call.error(
+            "forward.unknown-cache", f"{call.name}(): caches declares no `{name}`",
+            expected="one of " + " ".join(some) if some else f"nothing: caches declares no {kind}",
+            found=repr(name), hint=f"did you mean `{near}`?" if near else "",
+        )  # fmt: skip
+    if found[1] != kind:
+        message = f"{call.name}(): `{name}` is a {'state' if kind == 'kv' else 'row of a kv space'}"
+        raise call.error("forward.unknown-cache", message, found=repr(name), hint=f'use inputs.{found[1]}("{name}")')
+    return found
+
+
+def _cache_key(seen: CacheHandle) -> str:
+    """What type rules can see of a cache, without its name and id."""
+    cache = seen.cache
+    return f"cache {cache.kind} {cache.planes} {cache.head_dim} {cache.heads} {cache.scales} {cache.slab} {cache.dtype} {cache.split} {seen.space}"
+
+
+# -- folds -------------------------------------------------------------------------------------------------------------
+@builtin("forward")
+def fold_layers(call: Call, layers: Anything, y: Anything | None, block: Anything) -> None:
+    """Only reached when the arguments are wrong."""
+    if not isinstance(layers, list):
+        raise call.error(
+            "call.wrong-kind", f"inputs.fold_layers(): layers wants a list, found {kind_of(layers)}", expected="a list or tuple", found=kind_of(layers)
+        )
+    raise call.error(
+        "call.wrong-kind", f"inputs.fold_layers(): block wants a function, found {kind_of(block)}", expected="a function (l, w, y)", found=kind_of(block)
+    )
+
+
+class _Running(NamedTuple):
+    id: int
+    carried: list[tuple[int, ...]]
+    where: tuple[Any, ...]
+
+
+def _ids(handles: list[Any]) -> tuple[int, ...]:
+    return tuple(item.id for item in handles if isinstance(item, Value))
+
+
+@entry
+def fold(evaluation: Evaluation, stack: str, handles: list[Any]) -> None:
+    """A fold begins; its first layer is next."""
+    tracer = _tracer(evaluation)
+    call = Call(evaluation, "inputs.fold_layers", stack)
+    running = evaluation.delivered.get("fold")
+    if running is not None:
+        outer = f"the outer fold is at {running.where[-1].file}:{running.where[-1].line}" if running.where else ""
+        raise call.error("forward.nested-fold", "inputs.fold_layers() inside the block of another fold", found=outer)
+    if evaluation.phase != "forward":
+        check_phase(call, ("forward",))
+    evaluation.delivered["fold"] = _Running(len(tracer.folds), [_ids(handles)], call.where)
+    tracer.layer = (len(tracer.folds), 0)
+
+
+@entry
+def fold_layer(evaluation: Evaluation, handles: list[Any]) -> bool:
+    """A layer has ended."""
+    running = evaluation.delivered["fold"]
+    running.carried.append(_ids(handles))
+    _tracer(evaluation).layer = (running.id, len(running.carried) - 1)
+    return True
+
+
+@entry
+def fold_end(evaluation: Evaluation) -> None:
+    """The last layer has ended."""
+    tracer = _tracer(evaluation)
+    running = evaluation.delivered.pop("fold")
+    tracer.folds.append(Fold(running.id, tuple(running.carried)))
+    tracer.layer = None
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+@builtin("forward")
+def output(call: Call, name: Text, value: OfValue) -> None:
+    """Register a result."""
+    tracer = _tracer(call.evaluation)
+    if not OUTPUT_NAME.fullmatch(name):
+        raise call.error("forward.bad-name", f"{name!r} is no name of an output", expected="[a-z][a-z0-9_.]*", found=repr(name))
+    first = tracer.output_where.get(name)
+    if first is not None:
+        raise call.error(
+            "forward.duplicate-output", f"an output named `{name}` is registered already",
+            found=f"the first at {first[-1].file}:{first[-1].line}, this one at {call.where[-1].file}:{call.where[-1].line}" if first else "",
+        )  # fmt: skip
+    if value.kind != "tensor":
+        raise call.error("call.wrong-kind", f"output(): value wants a value, found a {value.kind}", expected="a value", found=f"a {value.kind}")
+    if value.trace is not tracer:
+        raise call.error("forward.foreign-value", "output(): value belongs to another trace")
+    tracer.output(name, value, call.where)
+
+
+@entry
+def returned(evaluation: Evaluation, result: Any) -> None:
+    """What forward returned, which must be nothing."""
+    if result is not None:
+        hint = 'register it: output("logits", value)' if isinstance(result, (Value, list)) else "forward returns nothing; results are registered with output(name, value)"
+        raise evaluation.error("forward.returned-value", f"forward returned {kind_of(result)}", expected="None", found=kind_of(result), hint=hint)
+
+

@@ -1,0 +1,266 @@
+"""Loads a package: finds its `//lib/` modules, evaluates them and the package, and checks the manifest."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import starlark
+
+from poem.errors import Frame, PackageError
+from poem.language import host
+from poem.language.declarations import Deployment, Model, Published
+from poem.language.evaluation import Evaluation
+from poem.language.host_errors import translate
+from poem.language.limits import LIMITS
+from poem.language.manifest import DeclaredDeployment, check_deployments, check_models, check_published, elements
+from poem.language.nesting import check_nesting
+from poem.language.search_path import MODULE_ID, find_module, near_module, read_text
+from poem.suggest import nearest
+
+ReadModule = Callable[[str], str | None]  # the text of a module id, or None
+FUNCTIONS = {"layout": "(id, deploy)", "formats": "(m)", "caches": "(m, c)", "forward": "(m, inputs)"}
+OPTIONAL_FUNCTIONS = {"media": "(id, deploy)", "generative": "(m)", "diffusion": "(m)"}
+GLOBALS = ("MODELS", "DEPLOYMENTS", "PUBLISHED")
+
+
+class Loaded:
+    """An evaluated package: its texts, its frozen modules by load id, and its manifest."""
+
+    def __init__(self, name: str, files: dict[str, str]) -> None:
+        self.name = name
+        self.files = files
+        self.modules: dict[str, starlark.FrozenModule] = {}
+        self.models: dict[str, Model] = {}
+        self.deployments: dict[str, Deployment] = {}
+        self.published: tuple[Published, ...] = ()
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.poem"
+
+
+PACKAGE = "@package"
+
+
+def modules_on_disk(roots: Sequence[Path]) -> ReadModule:
+    """Reads `//lib/` modules from the first root that has them."""
+
+    def read(module: str) -> str | None:
+        path = find_module(module, roots)
+        return None if path is None else read_text(path, module.removeprefix("//"))
+
+    return read
+
+
+def load(name: str, text: str, read_module: ReadModule, roots: Sequence[Path] = ()) -> Loaded:
+    """Evaluate a package and everything it loads, and check its manifest. `roots` are only for messages.
+
+    Raises PackageError (`load.*`, `manifest.*`, `call.*`, `phase.wrong`, `budget.*`).
+    """
+    loaded = Loaded(name, {f"{name}.poem": text})
+    _Loader(loaded, read_module, roots).package()
+    _manifest(loaded)
+    return loaded
+
+
+class _Loader:
+    def __init__(self, loaded: Loaded, read_module: ReadModule, roots: Sequence[Path]) -> None:
+        self.loaded, self.read_module, self.roots = loaded, read_module, roots
+
+    def package(self) -> None:
+        module = self.evaluate(self.loaded.file, self.loaded.files[self.loaded.file], ())
+        self.loaded.modules[PACKAGE] = module
+
+    def evaluate(self, file: str, text: str, chain: tuple[Frame, ...]) -> starlark.FrozenModule:
+        """Evaluate one file after everything it loads. `chain`: the load statements that led here, outermost first."""
+        evaluation = Evaluation("load", self.loaded.files)
+        try:
+            check_nesting(file, text)
+            try:
+                ast = host.parse(file, text)
+            except starlark.StarlarkError as fault:
+                raise _parse_error(evaluation, str(fault)) from None
+            for load in ast.loads():
+                self.load(load.module_id, file, text, chain)
+            module = host.user_module()
+            host.run(evaluation, module, ast, self.loaded.modules, LIMITS.load_seconds)
+        except PackageError as error:
+            if chain and not (error.stack and error.stack[0] == chain[0]):
+                error.stack = (*chain, *(error.stack or (Frame(error.file, error.line, "<module>"),)))
+            raise
+        return module.freeze()
+
+    def load(self, module: str, file: str, text: str, chain: tuple[Frame, ...]) -> None:
+        """Evaluate a loaded module, unless that was done."""
+        where = (*chain, Frame(file, _line_of_load(text, module), "load"))
+
+        def refuse(code: str, message: str, **details: str) -> PackageError:
+            return PackageError(code, message, phase="load", file=file, line=where[-1].line, stack=where, **details)
+
+        if not MODULE_ID.fullmatch(module):
+            raise refuse(
+                "load.bad-path", f'"{module}" cannot be loaded', expected='"//lib/NAME.poem"', found=module,
+                hint="only //lib/ modules can be loaded: put shared code in `lib/` beside the package",
+            )  # fmt: skip
+        own = module.removeprefix("//")
+        before = [frame.file for frame in where]
+        if own in before:
+            cycle = " -> ".join([*before, own])
+            raise refuse("load.cycle", f"files load each other: {cycle}", found=cycle)
+        if module in self.loaded.modules:
+            return
+        if len(self.loaded.files) >= LIMITS.files:
+            raise refuse("load.too-large", f"a package loads at most {LIMITS.files} files", expected=f"at most {LIMITS.files} files")
+        found = self.read_module(module)
+        if found is None:
+            near = near_module(module, self.roots) or nearest(module, (f"//{name}" for name in self.loaded.files))
+            searched = ", ".join(str(root) for root in self.roots) or "only the texts that the file carries"
+            raise refuse(
+                "load.missing-module", f'there is no "{module}"; searched: {searched}', found=module,
+                hint=f'did you mean "{near}"?' if near else "",
+            )  # fmt: skip
+        self.loaded.files[own] = found
+        self.loaded.modules[module] = self.evaluate(own, found, where)
+
+
+def _parse_error(evaluation: Evaluation, told: str) -> PackageError:
+    error = translate(evaluation, told)
+    if error.code == "load.error":
+        error.code = "load.parse"
+    if error.code == "load.parse" and not error.found:
+        lines = evaluation.files.get(error.file, "").split("\n")
+        error.found = lines[error.line - 1].strip()[:120] if 0 < error.line <= len(lines) else ""
+    return error
+
+
+def _line_of_load(text: str, module: str) -> int:
+    found = re.search(rf"^[ \t]*load\(\s*r?[\"']{re.escape(module)}[\"']", text, re.MULTILINE) or re.search(r"^[ \t]*load\(", text, re.MULTILINE)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+# -- manifest ----------------------------------------------------------------------------------------------------------
+def _definitions(text: str, name: str) -> list[int]:
+    """The lines on which a text defines a global."""
+    starts = re.finditer(rf"^(?:def[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", text, re.MULTILINE)
+    return [text.count("\n", 0, found.start()) + 1 for found in starts]
+
+
+def _manifest(loaded: Loaded) -> None:
+    text = loaded.files[loaded.file]
+    evaluation = Evaluation("load", loaded.files)
+
+    def refuse(code: str, message: str, where: tuple[Frame, ...], **details: str) -> PackageError:
+        return evaluation.error(code, message, where, **details)
+
+    def place(name: str) -> tuple[Frame, ...]:
+        lines = _definitions(text, name)
+        return (Frame(loaded.file, lines[0] if lines else 1, "<module>"),)
+
+    for name in (*GLOBALS, *FUNCTIONS, *OPTIONAL_FUNCTIONS):
+        lines = _definitions(text, name)
+        if len(lines) > 1 and _defined_twice(loaded.file, text, name):
+            where = (Frame(loaded.file, lines[1], "<module>"),)
+            raise refuse(
+                "manifest.duplicate-definition", f"{name} is defined twice, on the lines {lines[0]} and {lines[1]}", where,
+                found=" and ".join(f"{loaded.file}:{line}" for line in lines[:2]),
+            )  # fmt: skip
+    optional = [name for name in ("PUBLISHED", *OPTIONAL_FUNCTIONS) if name in text]
+    given = _read_globals(loaded, evaluation, optional)
+    for name in (*GLOBALS[:2], *FUNCTIONS):
+        if name not in given:
+            near = nearest(name, re.findall(r"^(?:def[ \t]+)?([A-Za-z_]\w*)[ \t]*[=(:]", text, re.MULTILINE))
+            lines = _definitions(text, near) if near else []
+            where = (Frame(loaded.file, lines[0] if lines else 1, "<module>"),)
+            hint = f"did you mean `{near}`, on line {lines[0]}?" if near and lines else ""
+            expected = f"def {name}{FUNCTIONS[name]}" if name in FUNCTIONS else f"{name} = [...]"
+            raise refuse("manifest.missing", f"the package defines no {name}", where, expected=expected, hint=hint)
+    for name, parameters in {**FUNCTIONS, **OPTIONAL_FUNCTIONS}.items():
+        if name in given:
+            _check_function(text, name, parameters, given[name], place(name), refuse)
+    models = elements("MODELS", given["MODELS"], Model, place("MODELS"), refuse)
+    loaded.models = check_models(models, place("MODELS"), refuse)
+    declared = elements("DEPLOYMENTS", given["DEPLOYMENTS"], DeclaredDeployment, place("DEPLOYMENTS"), refuse)
+    loaded.deployments = check_deployments(declared, loaded.models, place("DEPLOYMENTS"), refuse)
+    published = elements("PUBLISHED", given.get("PUBLISHED", []), Published, place("PUBLISHED"), refuse)
+    check_published(published, loaded.deployments, refuse)
+    loaded.published = tuple(published)
+
+
+def _defined_twice(file: str, text: str, name: str) -> bool:
+    """Whether the host sees two definitions too: a text in a string is none."""
+    return any(
+        found.short_name == "duplicate-top-level-assign" and found.original == name for found in host.parse(file, text).lint()
+    )
+
+
+def _read_globals(loaded: Loaded, evaluation: Evaluation, optional: Sequence[str]) -> dict[str, Any]:
+    """The globals of the package, as they cross: lists of handles, stand-ins for functions. Absent ones are left out."""
+    given: dict[str, Any] = {}
+    wanted = [*GLOBALS[:2], *FUNCTIONS, *optional]
+    together = f'load("{host.PRELUDE}", "deliver")\nload("{PACKAGE}", {", ".join(chr(34) + name + chr(34) for name in wanted)})\n'
+    together += "".join(f'deliver("{name}", {name})\n' for name in wanted)
+    evaluation.delivered["globals"] = given
+    try:
+        host.run(evaluation, starlark.Module(), host.parse("@read", together), loaded.modules, LIMITS.load_seconds)
+    except PackageError as error:
+        if error.code != "load.missing-symbol":
+            raise
+        given.clear()
+        for name in wanted:  # one at a time, to learn which are there
+            alone = f'load("{host.PRELUDE}", "deliver")\nload("{PACKAGE}", "{name}")\ndeliver("{name}", {name})\n'
+            try:
+                host.run(evaluation, starlark.Module(), host.parse("@read", alone), loaded.modules, LIMITS.load_seconds)
+            except PackageError as missing:
+                if missing.code != "load.missing-symbol":
+                    raise
+    return given
+
+
+def _check_function(
+    text: str, name: str, parameters: str, given: Any, where: tuple[Frame, ...], refuse: Callable[..., PackageError]
+) -> None:
+    if getattr(given, "word", "") != "function":
+        raise refuse("manifest.bad-function", f"{name} must be a function {name}{parameters}", where, expected=f"def {name}{parameters}")
+    found = re.search(rf"^def[ \t]+{name}[ \t]*\(", text, re.MULTILINE)
+    if found is None:
+        return
+    least, most = _arity(text, found.end())
+    wanted = parameters.count(",") + 1
+    if not least <= wanted <= most:
+        raise refuse(
+            "manifest.bad-function", f"{name} takes {parameters}, {wanted} parameters by position", where,
+            expected=f"def {name}{parameters}", found=f"{least} parameters",
+        )  # fmt: skip
+
+
+def _arity(text: str, at: int) -> tuple[int, float]:
+    """The least and the greatest number of positional arguments of the parameter list that starts at `at`."""
+    depth, parts, current = 0, [], ""
+    for token in re.finditer(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|.', text[at:], re.DOTALL):
+        word = token[0]
+        if word.startswith("#"):
+            continue
+        if word in "([{":
+            depth += 1
+        elif word in ")]}":
+            if depth == 0:
+                break
+            depth -= 1
+        if word == "," and depth == 0:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += word
+    parts.append(current.strip())
+    least, most = 0, 0.0
+    for part in filter(None, parts):
+        if part.startswith("**"):
+            continue
+        if part.startswith("*"):
+            if part != "*":
+                most = float("inf")
+            break
+        most += 1
+        least += "=" not in part
+    return least, most
