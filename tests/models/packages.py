@@ -3,9 +3,8 @@
 from functools import cache
 from pathlib import Path
 
-from poem.package import Package, load_package
-
 from conformance.originals.minis import MINIS, Mini
+from poem.package import Package, load_package
 
 MODELS = Path(__file__).parents[2] / "models"
 PACKAGES = sorted(path.stem for path in MODELS.glob("*.poem"))
@@ -20,5 +19,5 @@ def golden(mini: Mini) -> Path:
     return MODELS / "goldens" / mini.package / mini.model
 
 
-DEPLOYMENTS = [(name, deployment.name) for name in PACKAGES for deployment in package(name).deployments]
+DEPLOYMENTS = [(name, deployment) for name in PACKAGES for deployment in package(name).deployments]
 GOLDENS = {mini.model: golden(mini) for mini in MINIS.values()}
