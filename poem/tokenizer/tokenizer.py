@@ -27,8 +27,9 @@ class Marker(str):
 class Tokenizer:
     """Encodes and decodes with the `tokenizers` library. Made by `from_side_files`."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._backend = _load(text)
         self._secret = f"\U0010fffe{secrets.token_hex(8)}\U0010fffe"
         self._text_backends: dict[frozenset[str], Backend] = {}
 
@@ -47,14 +48,9 @@ class Tokenizer:
                 hint="copy tokenizer.json from the original checkpoint beside its weights and import again",
             )  # fmt: skip
         try:
-            document = json.loads(content if isinstance(content, bytes) else content.read_bytes())
-            if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
-                raise ValueError("no object with a `model`")
-            tokenizer = cls(document)
-            tokenizer._backend  # noqa: B018 - a file that is no tokenizer is refused here, not in the middle of a chat
-        except (ValueError, RecursionError, OSError) as error:
+            return cls((content if isinstance(content, bytes) else content.read_bytes()).decode())
+        except (ValueError, OSError) as error:
             raise CheckpointError("import.illegible", "tokenizer.json cannot be read", found=str(error)) from error
-        return tokenizer
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its spelling, or None when the vocabulary lacks it."""
@@ -109,15 +105,15 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
     @cached_property
-    def _backend(self) -> "Backend":
-        return _load(self._document)
+    def _document(self) -> dict[str, Any]:
+        return json.loads(self._text)
 
     def _text_backend(self, markers: Iterable[str]) -> "Backend":
         """A backend that knows special tokens and `markers` by their respelling only."""
         special = {token["content"] for token in self._document.get("added_tokens", ()) if token.get("special")}
         key = frozenset(special.union(markers))
         if key not in self._text_backends:
-            self._text_backends[key] = _load(self._respell(key))
+            self._text_backends[key] = _load(json.dumps(self._respell(key), ensure_ascii=False))
         return self._text_backends[key]
 
     def _respelled(self, token: str) -> str:
@@ -146,10 +142,13 @@ class Tokenizer:
         return {**self._document, "model": model, "added_tokens": added, "post_processor": None}
 
 
-def _load(document: Mapping[str, Any]) -> "Backend":
+def _load(text: str) -> "Backend":
     from tokenizers import Tokenizer as Backend
 
     try:
-        return Backend.from_str(json.dumps({**document, "truncation": None, "padding": None}, ensure_ascii=False))
+        backend = Backend.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise ValueError(str(error)) from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend

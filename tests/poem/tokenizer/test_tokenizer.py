@@ -62,8 +62,18 @@ def test_a_marker_that_the_vocabulary_lacks_is_named(byte_vocabulary: Make) -> N
 
 def test_a_path_serves_as_well_as_bytes(byte_vocabulary: Make, tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(byte_vocabulary(["<end>"])._document))
+    file.write_text(byte_vocabulary(["<end>"])._text)
     assert Tokenizer.from_side_files({"tokenizer.json": file}).token_id("<end>") == 256
+
+
+def test_truncation_and_padding_that_a_file_asks_for_are_not_for_prompts(byte_vocabulary: Make) -> None:
+    document = json.loads(byte_vocabulary(["<end>"])._text)
+    document["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    document["padding"] = {
+        "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "!",
+    }  # fmt: skip
+    tokenizer = Tokenizer.from_side_files({"tokenizer.json": json.dumps(document).encode()})
+    assert len(tokenizer.encode_prompt("abcde")) == len(tokenizer.encode("abcde")) == 5
 
 
 def test_a_model_without_tokenizer_says_what_to_do() -> None:
