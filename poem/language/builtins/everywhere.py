@@ -87,20 +87,22 @@ def f32(call: Call, x: Number) -> float:
 
 @builtin()
 def powf32(call: Call, x: Number, y: Number) -> float:
-    """x to the power y, in single precision."""
-    import numpy as np  # loaded where it is used: most packages never need it
-
-    with np.errstate(all="ignore"):
-        return _finite(call, float(np.power(np.float32(x), np.float32(y))))
+    """single(x) to the power single(y): computed in double and rounded once, so that every machine gives the same bits."""
+    try:
+        result = math.pow(_single(call, x), _single(call, y))
+    except (ValueError, OverflowError):  # a negative base with a fraction, zero to a negative power, too large
+        result = math.nan
+    return _single(call, result)
 
 
 @builtin()
 def expf(call: Call, x: Number) -> float:
-    """e to the power x, in single precision."""
-    import numpy as np
-
-    with np.errstate(all="ignore"):
-        return _finite(call, float(np.exp(np.float32(x))))
+    """e to the power single(x): computed in double and rounded once, so that every machine gives the same bits."""
+    try:
+        result = math.exp(_single(call, x))
+    except OverflowError:
+        result = math.inf
+    return _single(call, result)
 
 
 @builtin()
