@@ -1,6 +1,6 @@
 """`plan_import`: which deployment and which format a checkpoint is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ class _Elsewhere:
         if package.name not in self._found:
             names: dict[str, None] = {}
             failed = []
-            for deployment in package.deployments:
+            for deployment in package.deployments.values():
                 try:
                     names |= dict.fromkeys(package.lay_out(deployment).names())
                 except PoemError as fault:
@@ -54,13 +54,19 @@ class _Attempt:
 
 
 def plan_import(
-    checkpoint: Checkpoint, packages: Sequence[Any], *, deployment: str | None = None, model: str | None = None, requantise: bool = False
+    checkpoint: Checkpoint,
+    packages: Sequence[Any],
+    *,
+    deployment: str | None = None,
+    model: str | None = None,
+    requantise: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> ImportPlan:
     """The plan for the first deployment that fits a checkpoint.
 
     packages: where to look. deployment: a deployment name, then only that one is tried and its own error is raised.
     model: a model id, then its deployments are tried. requantise: with a deployment named, weights stored in one
-    quantised dtype may be decoded and quantised again.
+    quantised dtype may be decoded and quantised again. progress: called with candidates done, candidates in all and a name.
     Raises CheckpointError (`import.*`), PackageError (`formats.*`, `layout.*`), DeploymentNameError, or PoemErrors for several.
     """
     problem = quantisation_problem(checkpoint.settings)
@@ -75,6 +81,8 @@ def plan_import(
     tried: list[tuple[_Attempt, PoemError]] = []
     ordered = _candidates(packages, model)
     for position, (package, candidate) in enumerate(ordered):
+        if progress is not None:
+            progress(position, len(ordered), candidate.name)
         attempt = _Attempt(checkpoint, package, candidate, False, elsewhere)
         try:
             plan = _plan(attempt)
@@ -103,7 +111,7 @@ def _candidates(packages: Sequence[Any], model: str | None) -> list[tuple[Any, D
     found = [
         (package, deployment)
         for package in sorted(packages, key=lambda package: package.name)
-        for deployment in package.deployments
+        for deployment in package.deployments.values()
         if model is None or deployment.model.id == model
     ]
     return sorted(found, key=lambda pair: (pair[1].model.mini, -len(pair[1].parts) - (pair[1].drafter is not None)))
@@ -143,9 +151,9 @@ def _plan(attempt: _Attempt) -> ImportPlan:
             "import.tp", "an import writes whole weights", phase="import", file=checkpoint.place, expected="a deployment without -tp",
             found=deployment.name, hint="ranks cut their share when they load the file",
         )  # fmt: skip
-    layout = attempt.package.lay_out(deployment)
-    attempt.stage = 1
     formats = attempt.package.read_formats(deployment, checkpoint)
+    layout = attempt.package.lay_out(deployment)  # kept from the evaluation that read the formats
+    attempt.stage = 1
     chosen, plan = _choose(attempt, layout, formats)
     if plan is None:
         raise_all([fault for state in chosen.states if (fault := disagreement(state, checkpoint))])

@@ -67,9 +67,13 @@ class FakePackage:
 
     layouts: Mapping[str, Mapping[str, Mapping[str, Any]]]
     formats: Sequence[Callable[[Source], Format]]
-    deployments: Sequence[Deployment] = field(default_factory=lambda: [deployment_of()])
+    listed: Sequence[Deployment] = field(default_factory=lambda: [deployment_of()])
     name: str = "toy"
     files: Mapping[str, str] = field(default_factory=lambda: {"toy.poem": "# a toy"})
+
+    @property
+    def deployments(self) -> dict[str, Deployment]:
+        return {deployment.name: deployment for deployment in self.listed}
 
     def lay_out(self, deployment: Deployment) -> Layout:
         return layout_of(self.layouts[deployment.name])
@@ -78,7 +82,7 @@ class FakePackage:
         return [format(source) for format in self.formats]
 
     def deployment(self, name: str) -> Deployment:
-        return next(deployment for deployment in self.deployments if deployment.name == name)
+        return self.deployments[name]
 
 
 def package(weights: Mapping[str, Mapping[str, Any]], read: Sequence[Pair | ReadStatement], **more: Any) -> FakePackage:
