@@ -206,25 +206,26 @@ def kv_append(
     call: Call, k: np.ndarray, v: np.ndarray, cache: Cache, write_page: np.ndarray | None, write_offset: np.ndarray | None
 ) -> None:
     """Store k and v of each new row in its cell."""
-    append(call, cache, (k, v), write_page, write_offset)
+    append(call, cache, {"k": k, "v": v}, write_page, write_offset)
 
 
 def kv_append_shared(call: Call, kv: np.ndarray, cache: Cache, write_page: np.ndarray | None, write_offset: np.ndarray | None) -> None:
     """Store the rows of the one plane that serves as K and V."""
-    append(call, cache, (kv,), write_page, write_offset)
+    append(call, cache, {"kv": kv}, write_page, write_offset)
 
 
 def append(
-    call: Call, cache: Cache, values: tuple[np.ndarray, ...], write_page: np.ndarray | None, write_offset: np.ndarray | None
+    call: Call, cache: Cache, values: dict[str, np.ndarray], write_page: np.ndarray | None, write_offset: np.ndarray | None
 ) -> None:
-    """Store one [N, width] array a plane, at the rows' own cells or at the slots named.
+    """Store one operand [N, width] a plane, by its name, at the rows' own cells or at the slots named.
 
     A named offset outside the page skips its row. Raises PoemError for a page that does not exist and for a slot named twice.
     """
     row: KvRow = call.cache(cache)
+    dtypes = [call.dtype(name) for name in values]
     if write_page is None or write_offset is None:
         pages = call.batch.pages[cache.space]
-        row.append(pages.write_page, pages.write_offset, values)
+        row.append(pages.write_page, pages.write_offset, list(values.values()), dtypes)
         return
     kept = np.flatnonzero((write_offset >= 0) & (write_offset < row.page_size))
     pages_named, offsets = write_page[kept], write_offset[kept]
@@ -238,7 +239,7 @@ def append(
     if len(firsts) < len(slots):
         again = np.setdiff1d(np.arange(len(slots)), firsts)[0]
         raise call.error("run.slot-twice", f"slot ({pages_named[again]}, {offsets[again]}) is written twice", row=int(kept[again]))
-    row.append(pages_named, offsets, [value[kept] for value in values])
+    row.append(pages_named, offsets, [value[kept] for value in values.values()], dtypes)
 
 
 def logit_softcap(call: Call, x: np.ndarray, cap: float) -> np.ndarray:

@@ -15,7 +15,7 @@ def embed_weighted(call: Call, ids: np.ndarray, weights: np.ndarray, table: Tens
     """`sum_t weights[:, t] * table[ids[:, t]]`, in the order of the taps."""
     taps = _known(ids, vocab).reshape(weights.shape)
     total = np.zeros((len(taps), table.shape[1]), call.numeric.real)
-    for tap in range(taps.shape[1]):
+    for tap in range(weights.shape[1]):
         total += weights[:, tap : tap + 1] * call.rows(table, taps[:, tap])
     return total
 

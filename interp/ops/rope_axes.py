@@ -47,7 +47,8 @@ def _ladder(call: Call, x: np.ndarray, positions: np.ndarray, dims: list[int], t
     count = dims[0] // 2
     exponent = rung / (count - 1) if count > 1 else np.zeros(slots)
     frequency = np.array(thetas, np.float64)[axis] ** exponent
-    angles = (positions[:, axis] * frequency.astype(call.numeric.real)).reshape(len(x), -1, head_dim // 2)
+    angles = positions[:, axis] * frequency.astype(call.numeric.real)
+    angles = angles.reshape(len(x), x.shape[1] // head_dim, head_dim // 2)
     pair = Pairs(slice(0, head_dim // 2), slice(head_dim // 2, head_dim), slice(0, head_dim // 2))
     turned = turn(x, head_dim, np.cos(angles), np.sin(angles), (pair,))
     copied = np.repeat((np.arange(slots) < pad).reshape(-1, 1, head_dim // 2), 2, axis=1)

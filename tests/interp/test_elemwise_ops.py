@@ -1,0 +1,543 @@
+"""ops.elemwise: hand-computed values, definitions in float64, special values, and rows that do not know each other."""
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from interp import Session, evaluate
+from interp.evaluate import Given
+from interp.ops.mixing import relative_bucket
+from poem.batch import Chunk
+from poem.dtypes import Dtype
+from poem.errors import PoemError
+from poem.ops import REGISTRY
+from poem.ops.operands import Weight
+from poem.tracer import Tracer
+from tests.interp import cases
+from tests.interp.cases import Case, given, indices, tensor, value, weight
+
+LANES = 3
+
+
+# -- definitions: float64, plain loops ---------------------------------------------------------------------------------
+def sigma(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf)(x)
+
+
+def rms(v: np.ndarray, eps: float) -> np.ndarray:
+    return v / math.sqrt(sum(float(e) ** 2 for e in v) / len(v) + eps)
+
+
+def by_run(x: np.ndarray, size: int, of_run: Any) -> np.ndarray:
+    """of_run(run, first column) for every run of `size` columns of every row."""
+    y = np.empty_like(x)
+    for n in range(len(x)):
+        for start in range(0, x.shape[1], size):
+            y[n, start : start + size] = of_run(x[n, start : start + size], n, slice(start, start + size))
+    return y
+
+
+def gated_norm(x, gate, w, head_dim, eps, act, gate_first):
+    a = gate * sigma(gate) if act == "silu" else sigma(gate)
+    w = np.tile(w, x.shape[1] // len(w))
+    if gate_first:
+        return by_run(x * a, head_dim, lambda v, n, c: rms(v, eps) * w[c])
+    return by_run(x, head_dim, lambda v, n, c: rms(v, eps) * w[c] * a[n, c])
+
+
+def layer_norm(x, w=None, b=None, eps=1e-5):
+    y = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + eps)
+    return y * (1 if w is None else w) + (0 if b is None else b)
+
+
+def modulated(x, m, lane_of_row=None, form="scale_shift"):
+    m = m if lane_of_row is None else m[lane_of_row.reshape(-1)]
+    if form == "scale_shift":
+        return x * (1 + m[:, : x.shape[1]]) + m[:, x.shape[1] :]
+    return x * (1 + m) if form == "scale" else np.tanh(m) * x
+
+
+def sylvester(size: int) -> np.ndarray:
+    h = np.ones((1, 1))
+    while len(h) < size:
+        h = np.block([[h, h], [h, -h]])
+    return h
+
+
+def rotated_axes(x, positions, dims, thetas, form, rotary_dim, head_dim):
+    y = x.copy()
+    axes = positions.shape[1]
+    for n in range(len(x)):
+        for head in range(x.shape[1] // head_dim):
+            start = 0
+            for axis in range(axes):
+                for i in range(dims[axis] // 2):
+                    angle = positions[n, axis] * thetas[axis] ** (-2 * i / dims[axis])
+                    if form == "interleaved":
+                        a, b = start + 2 * i, start + 2 * i + 1
+                    elif form == "split":
+                        a, b = start + i, start + dims[axis] // 2 + i
+                    else:
+                        a, b = start // 2 + i, start // 2 + i + rotary_dim // 2
+                    a, b = head * head_dim + a, head * head_dim + b
+                    y[n, a] = x[n, a] * math.cos(angle) - x[n, b] * math.sin(angle)
+                    y[n, b] = x[n, b] * math.cos(angle) + x[n, a] * math.sin(angle)
+                start += dims[axis]
+    return y
+
+
+def ladder(x, positions, dims, thetas, form, rotary_dim, head_dim):
+    y = x.copy()
+    half, axes = head_dim // 2, positions.shape[1]
+    pad = (x.shape[1] - sum(dims)) // 2
+    count = dims[0] // 2
+    for n in range(len(x)):
+        for g in range(pad, x.shape[1] // 2):
+            axis, rung = (g - pad) % axes, (g - pad) // axes
+            angle = positions[n, axis] * thetas[axis] ** (rung / (count - 1) if count > 1 else 0)
+            a = g // half * head_dim + g % half
+            b = a + half
+            y[n, a] = x[n, a] * math.cos(angle) - x[n, b] * math.sin(angle)
+            y[n, b] = x[n, b] * math.cos(angle) + x[n, a] * math.sin(angle)
+    return y
+
+
+def blended(prefix, blocks, norm, eps, proj, scale=1.0, values="raw"):
+    history = [*blocks, prefix]
+    y = np.zeros_like(prefix)
+    for n in range(len(prefix)):
+        normed = [rms(v[n], eps) * norm for v in history]
+        e = np.exp([scale * float(row @ proj) for row in normed])
+        for share, raw, row in zip(e / e.sum(), history, normed, strict=True):
+            y[n] += share * (raw[n] if values == "raw" else row)
+    return y
+
+
+def gates_of_streams(mixes, streams, scale, base, stream_count, eps, alpha, sinkhorn):
+    m, rows = stream_count, len(mixes)
+    apart = streams.reshape(rows, m, -1)
+    x, post, comb = np.zeros_like(apart[:, 0]), np.empty((rows, m)), np.empty((rows, m, m))
+    for n in range(rows):
+        for i in range(m):
+            x[n] += (sigma(mixes[n, i] * scale[0] + base[i]) + eps) * apart[n, i]
+            post[n, i] = alpha * sigma(mixes[n, m + i] * scale[1] + base[m + i])
+        c = (mixes[n, 2 * m :] * scale[2] + base[2 * m :]).reshape(m, m)
+        c = np.exp(c) / np.exp(c).sum(1, keepdims=True) + eps
+        c /= c.sum(0, keepdims=True) + eps
+        for _ in range(sinkhorn - 1):
+            c /= c.sum(1, keepdims=True) + eps
+            c /= c.sum(0, keepdims=True) + eps
+        comb[n] = c
+    return x, post, comb
+
+
+def folded(x, streams, post, comb):
+    m = post.shape[1]
+    mixed = np.einsum("nij,nih->njh", comb.reshape(-1, m, m), streams.reshape(len(x), m, -1))
+    return mixed + post[:, :, None] * x[:, None]
+
+
+def collapsed(mixes, streams, scale, base, stream_count, eps):
+    return np.einsum("ns,nsh->nh", sigma(mixes * scale + base) + eps, streams.reshape(len(mixes), stream_count, -1))
+
+
+def gated_memory(key, query, value, stream_count):
+    d = (key * query).reshape(len(key), stream_count, -1).sum(2) / math.sqrt(value.shape[1])
+    return sigma(np.sign(d) * np.sqrt(np.maximum(abs(d), float(np.float32(1e-6)))))[:, :, None] * value[:, None]
+
+
+# -- cases --------------------------------------------------------------------------------------------------------------
+def one(op: str, define: Any, width: int = 13, form: str = "", rounds_inside: bool = False, **named: Any) -> Case:
+    """An op of one value x, and attributes or `weight shapes` (tuples)."""
+
+    def draw(rng: np.random.Generator, rows: int, dtype: str) -> dict[str, Any]:
+        made = {name: weight(rng, *given) if isinstance(given, tuple) else given for name, given in named.items()}
+        return {"x": value(rng, rows, width, dtype), **made}
+
+    return Case(f"elemwise.{op}", draw, define, form, rounds_inside)
+
+
+def two(op: str, define: Any, second: str = "y", widths: tuple[int, int] = (13, 13), second_dtype: str = "", **named: Any) -> Case:
+    """An op of two values."""
+
+    def draw(rng: np.random.Generator, rows: int, dtype: str) -> dict[str, Any]:
+        return {"x": value(rng, rows, widths[0], dtype), second: value(rng, rows, widths[1], second_dtype or dtype), **named}
+
+    return Case(f"elemwise.{op}", draw, define, second_dtype)
+
+
+def gated(act: str, gate_first: bool, gain: int) -> Case:
+    def draw(rng: np.random.Generator, rows: int, dtype: str) -> dict[str, Any]:
+        return {
+            "x": value(rng, rows, 12), "gate": value(rng, rows, 12, dtype), "w": weight(rng, gain), "head_dim": 4, "eps": 1e-6, "act": act,
+            "gate_first": gate_first,
+        }  # fmt: skip
+
+    return Case("elemwise.rmsnorm_gated", draw, gated_norm, f"{act}-{'gate' if gate_first else 'norm'}-first-{gain}")
+
+
+def mapped(op: str, define: Any, by_lane: bool, width: int = 12, **named: Any) -> Case:
+    """gated_residual_add and modulate, with a table of lanes or a row each."""
+
+    def draw(rng: np.random.Generator, rows: int, dtype: str) -> dict[str, Any]:
+        table = value(rng, LANES, width, "f32", "lanes") if by_lane else value(rng, rows, width, dtype)
+        lanes = {"lane_of_row": indices(rng, rows, 1, 0, LANES)} if by_lane else {}
+        x = value(rng, rows, 6, dtype)
+        if op == "modulate":
+            return {"x": x, "m": table, **lanes, **named}
+        return {"r": x, "g": table, "y": value(rng, rows, 6, dtype), **lanes}
+
+    return Case(f"elemwise.{op}", draw, define, f"{named.get('form', '')}-by-{'lane' if by_lane else 'row'}")
+
+
+def axes_case(form: str, axes: int, dims: list[int], rotary_dim: int, head_dim: int, width: int) -> Case:
+    def draw(rng: np.random.Generator, rows: int, dtype: str) -> dict[str, Any]:
+        positions = Given(rng.uniform(-4, 4, (rows, axes)).astype(np.float32), "f32")
+        thetas = [3.0, 100.0, 5.0, 7.0][:axes] + [0.0] * (len(dims) - axes)
+        return {
+            "x": value(rng, rows, width, dtype), "positions": positions, "dims": dims, "thetas": thetas, "form": form,
+            "rotary_dim": rotary_dim, "head_dim": head_dim,
+        }  # fmt: skip
+
+    return Case("elemwise.rope_axes", draw, ladder if form == "split_ladder" else rotated_axes, f"{form}-{axes}")
+
+
+def blend(blocks: int, values: str) -> Case:
+    def draw(rng: np.random.Generator, rows: int, dtype: str) -> dict[str, Any]:
+        return {
+            "prefix": value(rng, rows, 9, dtype), "blocks": [value(rng, rows, 9, dtype) for _ in range(blocks)], "norm": weight(rng, 9),
+            "eps": 1e-6, "proj": weight(rng, 9), "scale": 0.5, "values": values,
+        }  # fmt: skip
+
+    return Case("elemwise.res_blend", draw, blended, f"{values}-{blocks}")
+
+
+def streams_case(op: str, define: Any, **kinds: Any) -> Case:
+    """kinds: "activation width", ("f32", width) for an f32 value, (shape,) for a weight, or an attribute."""
+
+    def draw(rng: np.random.Generator, rows: int, dtype: str) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            if isinstance(kind, str):
+                made[name] = value(rng, rows, int(kind), dtype)
+            elif isinstance(kind, tuple) and kind[0] == "f32":
+                made[name] = value(rng, rows, kind[1])
+            elif isinstance(kind, tuple):
+                made[name] = weight(rng, *kind)
+            else:
+                made[name] = kind
+        return made
+
+    return Case(f"elemwise.{op}", draw, define)
+
+
+def clamped(x, lo, hi):
+    return np.minimum(np.maximum(x, np.float32(lo)), np.float32(hi))
+
+
+CASES = [
+    two("add", lambda x, y: x + y),
+    two("mul", lambda x, y: x * y),
+    two("residual_add", lambda x, y: x + y),
+    two("gate_sigmoid_mul", lambda x, gate: x * sigma(gate), "gate"),
+    two("gate_sigmoid_mul", lambda x, gate: x * sigma(gate), "gate", second_dtype="f32"),
+    two(
+        "gate_sigmoid_mul_heads", lambda x, gate, head_dim, scale: x * scale * np.repeat(sigma(gate), head_dim, axis=1), "gate", (12, 3),
+        head_dim=4, scale=2.0,
+    ),
+    one("mul_scalar", lambda s, x: x * np.float32(s), s=0.3, rounds_inside=True),
+    one("scale", lambda s, x: x * s[0], s=(1,)),
+    one("silu_scaled", lambda s, x: np.float32(s) * x * sigma(np.float32(s) * x), s=0.3),
+    one("clamp", clamped, lo=-0.3, hi=0.7, rounds_inside=True),
+    one("clamp_learned", lambda x, lo, hi: np.minimum(np.maximum(x, lo), hi), lo=(1,), hi=(1,)),
+    one("copy", lambda x: x),
+    one("cast", lambda x, dtype: x, dtype=Dtype("f32")),
+    one("add_bias", lambda bias, x: x + bias, bias=(13,)),
+    one("standardize", lambda x, bias, scale: (x - bias) * scale, bias=(13,), scale=(13,)),
+    one("silu", lambda x: x * sigma(x)),
+    one("gelu", lambda x, tanh: 0.5 * x * (1 + erf(x / math.sqrt(2))), tanh=False),
+    one("gelu", lambda x, tanh: 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))), tanh=True, form="tanh"),
+    one("tanh", lambda x: np.tanh(x)),
+    one("relu", lambda x: np.maximum(x, 0)),
+    one("relu2", lambda x: np.maximum(x, 0) ** 2),
+    one("rmsnorm", lambda x, w, eps: by_run(x, 13, lambda v, n, c: rms(v, eps) * w), w=(13,), eps=1e-6),
+    one("rmsnorm_plus_one", lambda x, w, eps: by_run(x, 13, lambda v, n, c: rms(v, eps) * (1 + w)), w=(13,), eps=1e-6),
+    one(
+        "rmsnorm_per_head", lambda x, w, head_dim, eps: by_run(x, head_dim, lambda v, n, c: rms(v, eps) * w), 12,
+        w=(4,), head_dim=4, eps=1e-6,
+    ),
+    one(
+        "rmsnorm_per_head_plus_one", lambda x, w, head_dim, eps: by_run(x, head_dim, lambda v, n, c: rms(v, eps) * (1 + w)), 12,
+        w=(4,), head_dim=4, eps=1e-6,
+    ),
+    one("rmsnorm_no_scale", lambda x, head_dim, eps: by_run(x, head_dim, lambda v, n, c: rms(v, eps)), 12, head_dim=4, eps=1e-6),
+    one(
+        "rmsnorm_grouped_plus_one", lambda x, w, group, eps: by_run(x, group, lambda v, n, c: rms(v, eps) * (1 + w[c])), 12,
+        w=(12,), group=4, eps=1e-6,
+    ),
+    *[gated(act, gate_first, gain) for act in ("silu", "sigmoid") for gate_first in (False, True) for gain in (4, 12)],
+    Case(
+        "elemwise.rmsnorm_gated_by",
+        lambda rng, rows, dtype: {
+            "x": value(rng, rows, 12), "gate": value(rng, rows, 12, dtype), "w": weight(rng, 4), "heads": 3, "eps": 1e-6,
+        },
+        lambda x, gate, w, heads, eps: gated_norm(x, gate, w, 4, eps, "sigmoid", False),
+    ),
+    one("layernorm", layer_norm, w=(13,), b=(13,), eps=1e-5),
+    one("layernorm", layer_norm, eps=1e-5, form="bare"),
+    one("layernorm_no_scale", layer_norm, eps=1e-5),
+    *[
+        mapped("gated_residual_add", lambda r, g, y, lane_of_row=None: r + (g if lane_of_row is None else g[lane_of_row[:, 0]]) * y, lanes, 6)
+        for lanes in (True, False)
+    ],
+    *[
+        mapped("modulate", modulated, lanes, 12 if form == "scale_shift" else 6, form=form)
+        for lanes in (True, False) for form in ("scale_shift", "scale", "tanh_gate")
+    ],
+    one("hadamard", lambda x, block: (x.reshape(len(x), -1, block) @ sylvester(block).T / math.sqrt(block)), 16, block=8),
+    one(
+        "hadamard", lambda x, block, signs: ((x * np.resize(signs, 16)).reshape(len(x), -1, block) @ sylvester(block).T / math.sqrt(block)),
+        16, block=4, signs=(3,), form="signed",
+    ),
+    *[blend(blocks, values) for blocks in (0, 1, 9) for values in ("raw", "normed")],
+    axes_case("interleaved", 3, [4, 6, 2], 12, 16, 32),
+    axes_case("split", 2, [8, 4], 12, 14, 28),
+    axes_case("neox", 4, [2, 4, 6, 4], 16, 18, 36),
+    axes_case("interleaved", 2, [4, 4, 0, 0], 8, 8, 16),
+    axes_case("split_ladder", 3, [4, 4, 4], 8, 8, 16),
+    axes_case("split_ladder", 2, [2, 2], 4, 4, 8),
+    Case(
+        "elemwise.sinusoid",
+        lambda rng, rows, dtype: {"t": value(rng, rows, 1), "dim": 12, "max_period": 100.0, "flip_sin_cos": True, "scale": 3.0},
+        lambda t, dim, max_period, flip_sin_cos, scale: np.concatenate(
+            [f(scale * t * max_period ** (-np.arange(6) / 6)) for f in (np.cos, np.sin)], 1,
+        ),
+    ),
+    streams_case("hc_expand", lambda x, stream_count: np.concatenate([x] * stream_count, 1), x="5", stream_count=3),
+    streams_case("hc_rmsnorm_f32", lambda streams, eps: by_run(streams, 15, lambda v, n, c: rms(v, eps)), streams="15", eps=1e-6),
+    streams_case(
+        "hc_project", lambda normed, dynamic, stream_count: normed @ dynamic.T, normed=("f32", 15), dynamic=(15, 15), stream_count=3,
+    ),
+    streams_case(
+        "hc_gates", gates_of_streams, mixes=("f32", 15), streams="15", scale=(3,), base=(15,), stream_count=3, eps=1e-6, alpha=2.0,
+        sinkhorn=3,
+    ),
+    streams_case("hc_fold", folded, x="5", streams="15", post=("f32", 3), comb=("f32", 9)),
+    streams_case("hc_collapse", collapsed, mixes=("f32", 3), streams="15", scale=(1,), base=(3,), stream_count=3, eps=1e-6),
+    streams_case("hc_mean", lambda streams, stream_count: streams.reshape(len(streams), 3, 5).mean(1), streams="15", stream_count=3),
+    streams_case(
+        "hc_mix", lambda gates, normed, stream_count: (sigma(gates) * normed).reshape(len(gates), 3, 5).mean(1), gates="15", normed="15",
+        stream_count=3,
+    ),
+    streams_case(
+        "hc_inject",
+        lambda o, gates, stream_count, hyper: hyper.reshape(len(o), 3, 5) + 2 * sigma(gates / 3)[:, :, None] * o[:, None],
+        o="5", gates="3", stream_count=3, hyper="15",
+    ),
+    streams_case("ple_gate", gated_memory, key="15", query="15", value="5", stream_count=3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("rows", [1, 7])
+def test_an_op_is_its_definition(case: Case, rows: int) -> None:
+    for seed in range(3):
+        cases.agrees_with_its_definition(case, rows, seed)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_rows_give_no_rows(case: Case) -> None:
+    cases.no_rows_give_no_rows(case)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.rounds_inside], ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_result_is_rounded_once(case: Case, dtype: str) -> None:
+    cases.rounds_once(case, dtype, 1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=12)
+@drawn(data=st.data(), rows=st.integers(1, 40), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(["f32", "bf16"]))
+def test_rows_do_not_know_each_other(case: Case, data: st.DataObject, rows: int, seed: int, dtype: str) -> None:
+    kept = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=12))
+    cases.rows_are_independent(case, rows, kept, seed, dtype)
+
+
+def test_every_op_of_the_namespace_has_a_case() -> None:
+    elsewhere = {"elemwise.rope", "elemwise.relative_bucket_bias"}  # test_rope.py; below
+    assert {name for name in REGISTRY if name.startswith("elemwise.")} - elsewhere == {case.op for case in CASES}
+
+
+# -- hand-computed values -------------------------------------------------------------------------------------------------
+def exact(op: str, *arguments: Any, **named: Any) -> Any:
+    return evaluate(f"elemwise.{op}", *arguments, mode="exact", **named)
+
+
+def agrees(got: np.ndarray, want: Any) -> None:
+    np.testing.assert_allclose(got, np.array(want, float), rtol=0, atol=1e-6)
+
+
+X = given([[-2, -0.5, 0, 1]])
+V = given([[1, 2, -2, 4]])
+W = tensor([1, 0.5, 2, 1])
+
+
+def test_activations_at_known_points() -> None:
+    agrees(exact("silu", X), [[-0.238406, -0.18877, 0, 0.731059]])
+    agrees(exact("gelu", X, tanh=True), [[-0.045402, -0.154286, 0, 0.841192]])
+    agrees(exact("gelu", X), [[-0.0455, -0.154269, 0, 0.841345]])
+
+
+def test_the_norms_at_known_points() -> None:
+    agrees(exact("rmsnorm", V, W, 1e-6), [[0.4, 0.4, -1.6, 1.6]])
+    agrees(exact("rmsnorm_plus_one", V, W, 1e-6), [[0.8, 1.2, -2.4, 3.2]])
+    agrees(exact("rmsnorm_per_head", V, tensor([1, 0.5]), 2, 1e-6), [[0.632455, 0.632455, -0.632456, 0.632456]])
+    agrees(exact("rmsnorm_no_scale", V, 2, 1e-6), [[0.632455, 1.264911, -0.632456, 1.264911]])
+    gate, w = given([[0, 1, -1, 2]]), tensor([1, 0.5])
+    agrees(exact("rmsnorm_gated", V, gate, w, 2, 1e-6), [[0, 0.462362, 0.170093, 1.11413]])
+    agrees(exact("rmsnorm_gated", V, gate, w, 2, 1e-6, act="sigmoid"), [[0.316228, 0.462362, -0.170093, 0.557065]])
+    agrees(exact("rmsnorm_gated", V, gate, w, 2, 1e-6, gate_first=True), [[0, 0.707106, 0.10764, 0.705056]])
+    agrees(exact("layernorm", V), [[-0.11547, 0.34641, -1.501109, 1.270169]])
+    agrees(exact("layernorm", V, W, tensor([0, 1, 0, -1])), [[-0.11547, 1.173205, -3.002218, 0.270169]])
+
+
+def test_shifts_scales_and_gates_at_known_points() -> None:
+    x, lanes = given([[1, 2], [3, 4]]), given([0, 0], "i32")
+    agrees(exact("standardize", x, tensor([1, 1]), tensor([2, 0.5])), [[0, 0.5], [4, 1.5]])
+    table = Given([[0.5, -1, 10, 20]], "f32", "lanes")
+    agrees(exact("modulate", x, table, lanes), [[11.5, 20], [14.5, 20]])
+    gate = Given([[0.5, -1]], "f32", "lanes")
+    agrees(exact("modulate", x, gate, lanes, form="tanh_gate"), [[0.462117, -1.523188], [1.386351, -3.046377]])
+    agrees(exact("gated_residual_add", x, gate, given([[2, 2], [4, 4]]), lanes), [[2, 0], [5, 0]])
+
+
+@pytest.mark.parametrize(
+    ("form", "head_dim", "dims", "want"),
+    [
+        ("interleaved", 8, [4, 4], [-1.14264, 1.922076, 2.585679, 4.279517, 1.51136, 7.662623, 6.591418, 8.339856]),
+        ("split", 8, [4, 4], [-1.984111, 1.590675, 2.462378, 4.179683, 1.031934, 5.592668, 8.540206, 8.289877]),
+        ("neox", 8, [4, 4], [-3.667053, 1.391008, -0.723231, 3.595168, 3.542983, 6.169692, 7.581355, 8.189919]),
+        ("split_ladder", 4, [2, 2], [1, 2, 3, 4, -3.188785, 1.430091, 7.989471, 9.897214]),
+    ],
+)
+def test_rope_axes_at_known_points(form: str, head_dim: int, dims: list[int], want: list[float]) -> None:
+    x, positions = given([[1, 2, 3, 4, 5, 6, 7, 8]]), given([[1, 0.5]])
+    agrees(exact("rope_axes", x, positions, dims, [100, 100], form, head_dim, head_dim), [want])
+
+
+def test_a_slot_that_the_ladder_copies_stays_what_it_is_even_beside_infinity() -> None:
+    x = given([[1, 2, np.inf, 4, 5, 6, 7, 8]])
+    assert exact("rope_axes", x, given([[1, 0.5]]), [2, 2], [100, 100], "split_ladder", 4, 4)[0, :3].tolist() == [1, 2, np.inf]
+
+
+def test_sinusoids_at_known_points() -> None:
+    agrees(exact("sinusoid", given([[2]]), 4), [[-0.416147, 0.9998, 0.909297, 0.019999]])
+    agrees(exact("sinusoid", given([[2]]), 4, flip_sin_cos=False, scale=10), [[0.912945, 0.198669, 0.408082, 0.980067]])
+
+
+def test_hadamard_at_known_points() -> None:
+    x = given([[1, 2, 3, 4]])
+    agrees(exact("hadamard", x, 4), [[5, -1, -2, 0]])
+    agrees(exact("hadamard", x, 4, tensor([1, -1])), [[-1, 5, 0, -2]])
+
+
+def test_hyper_connections_at_known_points() -> None:
+    streams = given([[1, 2, 3, 4]])
+    mixes = given([[0.5, -0.5, 1, 0, 1, 0, 0, 1]])
+    x, post, comb = exact("hc_gates", mixes, streams, tensor([1, 1, 1]), tensor([0] * 8), 2, 1e-6, 2, 2)
+    agrees(x, [[1.755085, 2.755087]])
+    agrees(post, [[1.462117, 1]])
+    agrees(comb, [[0.731057, 0.268942, 0.268942, 0.731057]])
+    agrees(exact("hc_fold", given([[1, -1]]), streams, given(post), given(comb)), [[2.999999, 1.075764, 3.462114, 2.462113]])
+
+
+def test_res_blend_at_known_points() -> None:
+    arguments = (given([[1, 0]]), [given([[0, 2]])], tensor([1, 1]), 0, tensor([1, 0]))
+    agrees(exact("res_blend", *arguments), [[0.80443, 0.391141]])
+    agrees(exact("res_blend", *arguments, scale=0.5, values="normed"), [[0.947186, 0.467028]])
+
+
+DISTANCES = [-20, -5, -2, -1, 0, 1, 2, 5, 20]
+
+
+@pytest.mark.parametrize(("bidirectional", "want"), [(True, [3, 2, 2, 1, 0, 5, 6, 6, 7]), (False, [7, 4, 2, 1, 0, 0, 0, 0, 0])])
+def test_buckets_of_distances_at_known_points(bidirectional: bool, want: list[int]) -> None:
+    assert [relative_bucket(distance, 8, 16, bidirectional) for distance in DISTANCES] == want
+
+
+def test_the_table_of_relative_biases_holds_the_bucket_of_each_distance() -> None:
+    trace = Tracer("p", "m", "d")
+    embedding = Weight((8, 2), Dtype("f32"))
+    trace.add_param(embedding, "embedding")
+    trace.output("table", trace.call("elemwise.relative_bucket_bias", [trace.handle, embedding, 3, 8, 16, True], {}, ()), ())
+    session = Session(trace.graph(), {"embedding": tensor(np.arange(16).reshape(8, 2))}, mode="exact")
+    table = session.run([Chunk(session.add_sequence(), [0])])["table"]
+    buckets = [2, 1, 0, 5, 6]  # of the distances -2 .. 2
+    assert table.tolist() == [[2 * bucket + head for bucket in buckets] for head in (0, 1)]
+
+
+# -- special values ---------------------------------------------------------------------------------------------------------
+def test_clamps_replace_nan_by_the_lower_bound() -> None:
+    x = given([[np.nan, -5, 0.5, 5]])
+    agrees(exact("clamp", x, -1, 1), [[-1, -1, 0.5, 1]])
+    agrees(exact("clamp_learned", x, tensor([-1]), tensor([1])), [[-1, -1, 0.5, 1]])
+    agrees(exact("clamp", given([[np.inf, -np.inf]]), -1, 1), [[1, -1]])
+
+
+def test_rectifiers_keep_nan() -> None:
+    for op in ("relu", "relu2"):
+        got = exact(op, given([[np.nan, -1, np.inf]]))
+        assert np.isnan(got[0, 0])
+        assert got[0, 1:].tolist() == [0, np.inf]
+
+
+@pytest.mark.parametrize("op", ["silu", "gelu", "tanh", "rmsnorm_no_scale", "layernorm", "hadamard"])
+def test_nan_passes_through(op: str) -> None:
+    more = {"rmsnorm_no_scale": (4, 1e-6), "hadamard": (4,)}.get(op, ())
+    assert np.isnan(exact(op, given([[np.nan, 1, 2, 3]]), *more)).any()
+
+
+def test_a_row_of_zeros_is_normed_to_zeros_and_with_eps_0_to_nan() -> None:
+    zeros = given([[0, 0, 0, 0]])
+    agrees(exact("rmsnorm", zeros, W, 1e-6), [[0] * 4])
+    agrees(exact("rmsnorm_no_scale", zeros, 2, 1e-6), [[0] * 4])
+    assert np.isnan(exact("rmsnorm_no_scale", zeros, 2, 0.0)).all()
+
+
+def test_a_lane_that_does_not_exist_is_named_with_its_row() -> None:
+    with pytest.raises(PoemError, match="lane_of_row is 1, but m has 1 rows") as caught:
+        exact("modulate", given([[1.0], [2]]), Given([[1.0, 2]], "f32", "lanes"), given([0, 1], "i32"))
+    assert "ops.elemwise.modulate: row 1" in str(caught.value)
+
+
+# -- native rounding --------------------------------------------------------------------------------------------------------
+def test_values_round_to_bf16_to_nearest_even() -> None:
+    got = evaluate("elemwise.cast", given([[1.00390625, 1.01171875, 0.3]]), Dtype("bf16"))
+    assert got.tolist() == [[1.0, 1.015625, 0.30078125]]
+
+
+def test_mul_scalar_rounds_its_number_to_the_dtype_of_x_first() -> None:
+    assert evaluate("elemwise.mul_scalar", 73.321211, given([[5]], "bf16")).tolist() == [[368.0]]
+    agrees(exact("mul_scalar", 73.321211, given([[5]], "bf16")), [[5 * float(np.float32(73.321211))]])
+
+
+def test_clamp_rounds_its_bounds_to_the_dtype_of_x() -> None:
+    assert evaluate("elemwise.clamp", given([[-5, 5]], "bf16"), -0.3, 0.3).tolist() == [[-0.30078125, 0.30078125]]
+    agrees(exact("clamp", given([[-5, 5]], "bf16"), -0.3, 0.3), [[-float(np.float32(0.3)), float(np.float32(0.3))]])
+
+
+def test_rmsnorm_of_bf16_rounds_after_the_gain() -> None:
+    w = tensor([1, 0.5, 2, 1], ml_dtypes.bfloat16)
+    got = evaluate("elemwise.rmsnorm", given([[1, 2, -2, 4]], "bf16"), w, 1e-6)
+    assert got.tolist() == [[0.400390625, 0.400390625, -1.6015625, 1.6015625]]
