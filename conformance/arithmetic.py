@@ -26,7 +26,7 @@ def unit_roundoff(dtype: str) -> float:
     return 2.0 ** -PRECISION[dtype][0]
 
 
-def half_spacing(magnitude: np.ndarray, dtype: str) -> np.ndarray:
+def half_spacing(magnitude: np.ndarray | float, dtype: str) -> np.ndarray:
     """The largest error of rounding a number of at most this magnitude to nearest, subnormals included.
 
     Tighter than `unit_roundoff * magnitude` by up to a factor of two: numbers of one binade share a spacing.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from poem.package import load_package
 
 from conformance.align import Landing
 from conformance.compare import Subject
@@ -16,12 +17,12 @@ from conformance.report import Comparison, Report, Trace
 from poem.checkpoint import Checkpoint, open_checkpoint
 from poem.errors import UsageError
 from poem.importer import ImportPlan, plan_import
-from poem.package import load_package
 from poem.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from poem.language.declarations import Deployment
     from poem.package import Package
+
+    from poem.language.declarations import Deployment
 
 GREEDY = 8  # tokens the original decodes for --against
 PROMPT = 24  # tokens of a prompt drawn at random

@@ -17,7 +17,7 @@ from conformance.locate import locate
 from conformance.metrics import fractions, measure, scaled_ulps, ulp_distance
 from conformance.operands import Operands, Weights
 from conformance.perturbed import Perturbed, factor_for, run_perturbed
-from conformance.report import Comparison, Fault, Greedy, Line, Op, Row
+from conformance.report import Comparison, Fault, Greedy, Line, Op, Row, Verdict
 from interp import Session
 from poem.dtypes import FLOATS
 from poem.dtypes.tensor import Tensor
@@ -93,7 +93,8 @@ class Subject:
         """Exact run and spreads of everything the original shows."""
         if self._twin is not None and (self._twin.rounds or not self.rounds):
             found = self._twin.perturbed
-            return found if self.rounds else Perturbed(found.exact, {"original": found.spread["original"], "native": found.spread["original"]})
+            steps = found.spread["original"]
+            return found if self.rounds else Perturbed(found.exact, {"original": steps, "native": steps})
         tokens = self._ids[:-1] if len(self._ids) > len(self.golden.tokens) else self._ids
         found = run_perturbed(self._exact, self._weights, tokens, self._watched, native=self.rounds, seed=self.seed)
         found.spread.setdefault("native", found.spread["original"])
@@ -123,7 +124,8 @@ class Subject:
     @cached_property
     def factor(self) -> float:
         """Student's factor for every element that is compared."""
-        return factor_for(sum(array.size for name, array in self.golden.expected.items() if re.match(r"hidden|logits|greedy\.logits", name)))
+        compared = re.compile(r"hidden\.\d+|logits|greedy\.logits")
+        return factor_for(sum(array.size for name, array in self.golden.expected.items() if compared.fullmatch(name)))
 
     def _decoded(self, session: Session) -> Decoded:
         return decode(session, self._ids, len(self.golden.tokens), self._watched)
@@ -146,8 +148,9 @@ class Subject:
         worst, where, reason = self._worst(ops, rows, native)
         differs = bool(faults) or (tokens is not None and bool(tokens.differ))
         return Comparison(
-            self.graph.deployment, self.graph.model, mode, self.golden.place, "differs" if differs else "agrees", worst, where, reason,
-            faults, rows, ops, tokens, self._notes(forced), time.perf_counter() - start,
+            deployment=self.graph.deployment, model=self.graph.model, mode=mode, golden=self.golden.place,
+            verdict="differs" if differs else "agrees", worst=worst, where=where, reason=reason, faults=faults, rows=rows, ops=ops,
+            greedy=tokens, notes=self._notes(forced), seconds=time.perf_counter() - start,
         )  # fmt: skip
 
     def compare_modes(self) -> Comparison:
@@ -165,18 +168,20 @@ class Subject:
                 rows.append(_row(name, native[value], want, bound + _SINGLE * np.abs(want), self._dtype(True)))
         worst = max(rows, key=lambda row: row.fraction, default=None)
         fraction = worst.fraction if worst is not None else 0.0
+        verdict: Verdict = "agrees" if fraction <= 1.0 else "differs"
+        where = worst.tensor if worst is not None else ""
         return Comparison(
-            self.graph.deployment, self.graph.model, "native", "exact mode of the same deployment", "agrees" if fraction <= 1.0 else "differs",
-            fraction, worst.tensor if worst is not None else "", "rounding of the whole run", [], rows, [], None, [],
-            time.perf_counter() - start,
+            deployment=self.graph.deployment, model=self.graph.model, mode="native", golden=self.golden.place, verdict=verdict,
+            worst=fraction, where=where, reason="rounding of the whole run", rows=rows, seconds=time.perf_counter() - start,
         )  # fmt: skip
 
     def _forced(self, session: Session, native: bool, overrides: Mapping[int, np.ndarray] | None = None) -> Forced:
         arithmetics = (ORIGINAL, NATIVE) if native else (ORIGINAL,)
-        operands = [Operands(self.graph, self._weights, self.golden.tokens, arithmetic) for arithmetic in arithmetics]
-        return run_forced(
-            session, operands, self.alignment.points, self.golden.expected, self.golden.tokens, overrides, self.selected
-        )
+
+        def operands() -> list[Operands]:
+            return [Operands(self.graph, self._weights, self.golden.tokens, arithmetic) for arithmetic in arithmetics]
+
+        return run_forced(session, operands, self.alignment.points, self.golden.expected, self.golden.tokens, overrides, self.selected)
 
     def _row(self, point: Point, got: np.ndarray, native: bool) -> Row:
         """One tensor of the whole run."""
@@ -242,12 +247,11 @@ class Subject:
         heat, special = fractions(mine, want, bound)
         reason = f"{'bf16 and f32' if native and self.rounds else 'f32'} rounding of every op before it, spread by perturbed runs"
         op = "the caches" if point is None else "this layer" if bad.layer is not None else "the ops"
-        return [
-            Fault(
-                op, bad.layer, lines[0], False, "", bad.tensor, list(at), float(mine[at]), float(want[at]), _ulps(mine[at], want[at]),
-                float(bound[at]), reason, bad.fraction, int(special.sum()), lines[1:], heat=heat,
-            )  # fmt: skip
-        ]
+        fault = Fault(
+            op, bad.layer, lines[0], False, "", bad.tensor, list(at), float(mine[at]), float(want[at]), _ulps(mine[at], want[at]),
+            float(bound[at]), reason, bad.fraction, int(special.sum()), lines[1:], heat=heat,
+        )  # fmt: skip
+        return [fault]
 
     def _lines_before(self, value: int, layer: int | None) -> list[Line]:
         """The lines of a layer; outside the layers, those of the ops outside that lead to a value."""
@@ -296,7 +300,8 @@ class Subject:
             ]  # fmt: skip
             left = [name for name in self.alignment.unaligned if name.startswith(("module.", "attention."))]
             if left:
-                notes.append(f"{len(left)} tensors of the original have no counterpart here: {', '.join(left[:3])}{' ...' if len(left) > 3 else ''}")
+                some = ", ".join(left[:3]) + (" ..." if len(left) > 3 else "")
+                notes.append(f"{len(left)} tensors of the original have no counterpart here: {some}")
         return notes
 
 
@@ -318,8 +323,8 @@ def _row(name: str, got: np.ndarray, want: np.ndarray, bound: np.ndarray, dtype:
     found = measure(got, want, bound)
     layer = int(name[7:]) - 1 if name.startswith("hidden.") else -1
     return Row(
-        name, layer if layer >= 0 else None, scaled_ulps(got, want, dtype), found.nmse, found.cosine, found.fraction, float(bound.max(initial=0.0)),
-        list(found.index),
+        name, layer if layer >= 0 else None, scaled_ulps(got, want, dtype), found.nmse, found.cosine, found.fraction,
+        float(bound.max(initial=0.0)), list(found.index),
     )  # fmt: skip
 
 

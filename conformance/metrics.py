@@ -9,7 +9,9 @@ from conformance.arithmetic import half_spacing
 
 _LEAST = 1e-300  # divides zero by something
 # The floats that distances are counted in, as integers of the same width.
-_CODES = {"f32": (np.float32, np.int32), "bf16": (ml_dtypes.bfloat16, np.int16), "f16": (np.float16, np.int16)}
+_CODES: dict[str, tuple[type, type[np.signedinteger]]] = {
+    "f32": (np.float32, np.int32), "bf16": (ml_dtypes.bfloat16, np.int16), "f16": (np.float16, np.int16),
+}  # fmt: skip
 
 
 def ulp_distance(got: np.ndarray, want: np.ndarray, dtype: str = "f32") -> np.ndarray:
@@ -20,9 +22,10 @@ def ulp_distance(got: np.ndarray, want: np.ndarray, dtype: str = "f32") -> np.nd
     """
     kind, code = _CODES[dtype]
     with np.errstate(over="ignore"):
-        a, b = (np.ascontiguousarray(np.asarray(x).astype(kind)) for x in (got, want))
+        rounded: list[np.ndarray] = [np.ascontiguousarray(np.asarray(x).astype(kind)) for x in (got, want)]
+    a, b = rounded
     sides = []
-    for x in (a, b):
+    for x in rounded:
         bits = x.view(code).astype(np.int64)
         sides.append(np.where(bits < 0, np.iinfo(code).min - bits, bits))  # sign and magnitude to one line of integers
     distance = np.abs(sides[0] - sides[1])
@@ -86,9 +89,7 @@ def measure(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> Distance:
     fraction, special = fractions(got, want, bound)
     index = tuple(map(int, np.unravel_index(int(np.argmax(fraction)), fraction.shape))) if fraction.size else ()
     with np.errstate(all="ignore"):
-        return Distance(
-            float(fraction[index]) if fraction.size else 0.0, index, int(special.sum()), nmse(got, want), cosine(got, want)
-        )
+        return Distance(float(fraction[index]) if fraction.size else 0.0, index, int(special.sum()), nmse(got, want), cosine(got, want))
 
 
 def worst_fraction(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> float:

@@ -87,18 +87,21 @@ class Operands:
             assert isinstance(cache, Ref)
             self._cells[cache.id] = tuple(arguments[name] for name in APPENDS[node.op])
             return ()
-        types = [self.graph.values[id].type for id in node.results]
-        dtypes = [type.dtype if type is not None else "" for type in types]
+        dtypes = self._dtypes(node)
         if not any(dtype in FLOATS for dtype in dtypes):
             return tuple(Running(self.arithmetic, 0.0) for _ in dtypes)
         return local_bound(node.op, arguments, results, dtypes, self.arithmetic, self.geometry)
+
+    def _dtypes(self, node: Node) -> list[str]:
+        types = [self.graph.values[id].type for id in node.results]
+        return [type.dtype if type is not None else "" for type in types]
 
     def reason(self, node: Node, results: Sequence[np.ndarray], which: int, index: tuple[int, ...]) -> tuple[float, str]:
         """What most of the bound at one element comes from, and how much that is. To be asked before `keep`."""
         record = BOUNDS[node.op]
         arguments = self.of(node)
-        dtypes = [type.dtype if (type := self.graph.values[id].type) is not None else "" for id in node.results]
-        parts = {}
+        dtypes = self._dtypes(node)
+        parts: dict[str, float] = {}
         for source in ("", *SOURCES):
             arithmetic = self.arithmetic.only(source)
             error = local_bound(node.op, arguments, results, dtypes, arithmetic, self.geometry)[which].error

@@ -16,6 +16,7 @@ import numpy as np
 from conformance.arithmetic import ORIGINAL, PRECISION, RISK, half_spacing
 from conformance.bounds import BOUNDS
 from conformance.operands import APPENDS, Operands, Weights
+from conformance.running import Number as Error
 from interp import Session
 from poem.batch import Chunk
 from poem.graph import Graph, Node, Ref
@@ -106,7 +107,7 @@ class _Run:
         start = int(self.random.integers(len(self.pool) - count + 1))
         return self.pool[start : start + count].reshape(shape)
 
-    def _stored(self, value: int, exact: np.ndarray, error: np.ndarray, copies: bool) -> np.ndarray:
+    def _stored(self, value: int, exact: np.ndarray, error: Error, copies: bool) -> Error:
         """The error of a native result: that of its f32 steps, the rounding to its dtype, and to that of cells it is stored in."""
         type = self.graph.values[value].type
         assert type is not None
@@ -126,7 +127,8 @@ def _appended(graph: Graph) -> dict[int, str]:
     for node in graph.nodes:
         for name in APPENDS.get(node.op, ()):
             operand, cache = node.operands[name], node.operands["cache"]
-            assert isinstance(operand, Ref) and isinstance(cache, Ref)
+            assert isinstance(operand, Ref)
+            assert isinstance(cache, Ref)
             found[operand.id] = graph.spaces[graph.caches[cache.id].space].dtype
     return found
 
@@ -135,28 +137,22 @@ def factor_for(elements: int, runs: int = RUNS) -> float:
     """How many measured spreads an error may reach: P(|error| > factor * spread) = RISK / elements for each of `elements`.
 
     The spread is the root mean square of `runs` moves, so error / spread has Student's t distribution of `runs` degrees of
-    freedom. Its two-sided tail for an even number n of them is 1 - A(t), A(t) = sin(a) (1 + 1/2 cos^2(a) + 1*3/(2*4) cos^4(a)
-    + ... up to cos^(n-2)), a = atan(t / sqrt(n)) (Abramowitz and Stegun, 26.7.4).
+    freedom. Its two-sided tail for an even number n of them is 1 - sin(a) (1 + 1/2 cos^2(a) + 1*3/(2*4) cos^4(a) + ... up to
+    cos^(n-2)), a = atan(t / sqrt(n)) (Abramowitz and Stegun, 26.7.4).
     """
     wanted = RISK / max(elements, 1)
     low, high = 0.0, 1e6
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if _tail(middle, runs) > wanted else (low, middle)
+        low, high = (middle, high) if student_tail(middle, runs) > wanted else (low, middle)
     return high
 
 
-def _tail(t: float, n: int) -> float:
-    """P(|T| > t) of Student's t with an even number n of degrees of freedom, without cancellation: the tail's own series."""
-    # 1 - sin(a) * sum_{k < n/2} c_k cos^2k(a), with sum over all k of c_k cos^2k = 1 / sin(a), is sin(a) times the rest of the series.
-    angle = math.atan2(math.sqrt(n), t)  # the complement of a: cos(a) = sin(angle)
-    square = math.sin(angle) ** 2
-    term = 1.0
-    for k in range(1, n // 2 + 1):
+def student_tail(t: float, freedom: int) -> float:
+    """P(|T| > t) of Student's t with an even number of degrees of freedom; accurate to 1e-16 of 1."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    square, term, total = math.cos(angle) ** 2, 1.0, 1.0
+    for k in range(1, freedom // 2):
         term *= (2 * k - 1) / (2 * k) * square
-    total, k = 0.0, n // 2
-    while term > 1e-18 * total and term > 0.0:
         total += term
-        k += 1
-        term *= (2 * k - 1) / (2 * k) * square
-    return math.cos(angle) * total
+    return max(1.0 - math.sin(angle) * total, 0.0)

@@ -132,12 +132,12 @@ class Comparison:
     worst: float
     where: str
     reason: str
-    faults: list[Fault]
-    rows: list[Row]
-    ops: list[Op]
-    greedy: Greedy | None
-    notes: list[str]
     seconds: float
+    faults: list[Fault] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    greedy: Greedy | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ def _heat(fault: Fault) -> str:
     ))  # fmt: skip
     height = max(96, min(420, rows * 12))
     return (
-        f'<figure><figcaption>{_text(fault.tensor)}, {rows} rows by {columns} columns: {bad:,} of {fault.heat.size:,} elements '
+        f"<figure><figcaption>{_text(fault.tensor)}, {rows} rows by {columns} columns: {bad:,} of {fault.heat.size:,} elements "
         f'past their bound</figcaption><img alt="heat map of {_text(fault.tensor)}" style="height:{height}px" '
         f'src="data:image/png;base64,{image}"><div class="legend">{legend}</div></figure>'
     )
@@ -175,7 +175,8 @@ def _plot(rows: Sequence[Row]) -> str:
 
     every = max(1, (high - low) // 6)
     grid = "".join(
-        f'<line x1="{left}" x2="{width - right}" y1="{y(10.0**power):.1f}" y2="{y(10.0**power):.1f}" class="{"limit" if power == 0 else "grid"}"/>'
+        f'<line x1="{left}" x2="{width - right}" y1="{y(10.0**power):.1f}" y2="{y(10.0**power):.1f}" '
+        f'class="{"grid" if power else "limit"}"/>'
         f'<text x="{left - 8}" y="{y(10.0**power) + 4:.1f}" class="tick end">{_power(power)}</text>'
         for power in range(low, high + 1)
         if power % every == 0
@@ -205,12 +206,14 @@ def _power(power: int) -> str:
 
 def _layer_table(rows: Sequence[Row]) -> str:
     cells = "".join(
-        f"<tr><td>{_text(row.label)}</td><td class='n'>{row.max_ulp:,.3g}</td><td class='n'>{row.nmse:.2g}</td><td class='n'>{row.cosine:.9f}</td>"
+        f"<tr><td>{_text(row.label)}</td><td class='n'>{row.max_ulp:,.3g}</td><td class='n'>{row.nmse:.2g}</td>"
+        f"<td class='n'>{row.cosine:.9f}</td>"
         f"<td class='n'>{row.bound:.2g}</td><td>{_bar(row.fraction)}</td></tr>"
         for row in rows
     )
     return (
-        "<table><thead><tr><th>after</th><th class='n'>max ulp</th><th class='n'>NMSE</th><th class='n'>cosine</th><th class='n'>bound</th><th>of its bound</th></tr></thead>"
+        "<table><thead><tr><th>after</th><th class='n'>max ulp</th><th class='n'>NMSE</th><th class='n'>cosine</th>"
+        "<th class='n'>bound</th><th>of its bound</th></tr></thead>"
         f"<tbody>{cells}</tbody></table>"
     )
 

@@ -82,7 +82,7 @@ def attend(
         total = weights.sum()
         if sink is not None:
             total = total + (sink - top).exp()
-        empty = ~allowed.any(-1)[:, None]
+        empty = ~allowed.any(-1, keepdims=True)
         safe = Running(a, np.where(empty, 1.0, total.value), total.error)
         out = (weights / safe).matmul(values.transpose(1, 0, 2)[:, None])
         parts.append(_rows(out, new))

@@ -34,7 +34,7 @@ def mul_scalar(a: Arithmetic, exact: Exact, *, s: float, x: Running) -> Running:
 
 def _scalar_error(a: Arithmetic, scalar: float) -> float:
     """The error of an f32 scalar that is rounded to the dtype of results."""
-    return float(half_spacing(np.float64(abs(scalar)), a.results)) if a.results in ("bf16", "f16") else 0.0
+    return float(half_spacing(abs(scalar), a.results)) if a.results in ("bf16", "f16") else 0.0
 
 
 @bound("elemwise.scale")

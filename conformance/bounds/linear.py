@@ -70,7 +70,7 @@ def glu(
         return gate.gelu_tanh() * raised
     if act == "gelu":
         return gate.gelu() * raised
-    if act == "situ":
+    if act == "situ" and beta is not None:
         capped = up_cap * (raised / up_cap).tanh() if up_cap is not None else raised
         return beta * (gate / beta).tanh() * gate.sigmoid() * capped
     return gate.silu() * raised

@@ -62,9 +62,7 @@ def rmsnorm_gated(
 
 
 @bound("elemwise.layernorm", reduces="mean of {} terms", length=lambda given: given["x"].shape[-1])
-def layernorm(
-    a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray | None, b: np.ndarray | None, eps: float
-) -> Running:
+def layernorm(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray | None, b: np.ndarray | None, eps: float) -> Running:
     """Two passes, or Welford's one, whose variance errs by growth(W) kappa u, kappa = sqrt(1 + mean^2 / variance)
     (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983): the larger is taken."""
     centred = x - x.mean()

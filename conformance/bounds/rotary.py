@@ -88,9 +88,9 @@ def _pairs(
         own = np.repeat(counts, counts)
         first = np.repeat(2 * (np.cumsum(counts) - counts), counts) + inside
         return first, first + own, column, inside / own
-    if form == "mrope_interleaved":
+    if sections is not None and form == "mrope_interleaved":
         column = np.where((half % 3 == 1) & (half < 3 * sections[1]), 1, np.where((half % 3 == 2) & (half < 3 * sections[2]), 2, 0))
-    elif form == "mrope_chunked":
+    elif sections is not None and form == "mrope_chunked":
         column = np.where(half < sections[0], 0, np.where(half < sections[0] + sections[1], 1, 2))
     return start + half, start + half + rotated // 2, column, 2.0 * half / rotated
 

@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_argument_group("what to check", "by default every deployment is traced and every mini compared with its golden")
     which.add_argument("--model", metavar="ID", help="only the deployments of this model")
     which.add_argument("--deployment", metavar="NAME", help="only this deployment")
-    which.add_argument("--mode", choices=["exact", "native", "both"], default="both", help="float64, or rounded to the dtypes (default: both)")
+    which.add_argument("--mode", choices=["exact", "native", "both"], default="both", help="in float64, or rounded (default: both)")
     which.add_argument("--only", metavar="PATTERN", help="judge only tensors whose name has this in it, e.g. attention.0 or 'hidden.*'")
     original = parser.add_argument_group("what to compare with")
     original.add_argument("--checkpoint", metavar="DIR|FILE", help="a checkpoint for the weights, whole or mini")

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from conformance.align import Landing
 from poem.checkpoint import Checkpoint, open_checkpoint
 from poem.dtypes import Dtype
@@ -72,7 +74,7 @@ def dense(mini: str, dtype: str = "bf16", change: Change | None = None) -> tuple
     if not config["tie_word_embeddings"]:
         weight("head", [vocab, hidden], "lm_head.weight")
     space = tracer.add_space(dtype, window)
-    caches = [tracer.add_kv(space, f"kv.{l}", [kv_heads * head_dim] * 2, head_dim, True) for l in range(depth)]
+    caches = [tracer.add_kv(space, f"kv.{l}", [kv_heads * head_dim] * 2, head_dim, True) for l in range(depth)]  # noqa: E741
 
     def call(line: str, op: str, *arguments: Any, **options: Any) -> Any:
         listed = list(arguments) if change is None else change(line, list(arguments))
@@ -112,6 +114,6 @@ def dense(mini: str, dtype: str = "bf16", change: Change | None = None) -> tuple
     weights = {}
     for name in params:
         parts = [checkpoint.tensor(landing.tensor).decode() for landing in landings if landing.param == name]
-        array = parts[0] if len(parts) == 1 else __import__("numpy").concatenate(parts)
+        array = parts[0] if len(parts) == 1 else np.concatenate(parts)
         weights[name] = Tensor.encode(array, Dtype(dtype))
     return tracer.graph(), checkpoint, landings, weights

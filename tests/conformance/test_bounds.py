@@ -140,6 +140,7 @@ def rope(
 # -- cases: operands and attributes, and the formula over them ----------------------------------------
 Case = tuple[dict[str, Any], Callable[[Any, dict[str, Any]], Any]]
 N, W = 5, 48
+TAPS = np.array([[0, 3], [1, 1], [2, 0]])
 
 
 def elementwise(op: str, rng: np.random.Generator, flavour: str) -> Case:
@@ -203,10 +204,13 @@ def elementwise(op: str, rng: np.random.Generator, flavour: str) -> Case:
             lambda m, g: m.concatenate([g["x"][:, i * 24 : i * 24 + 24] @ g["w"][i * 3 : i * 3 + 3].T for i in (0, 1)], 1),
         ),
         "gather.embed_weighted": (
-            {"ids": np.array([[0, 3], [1, 1], [2, 0]]), "weights": draw(rng, (3, 2), "normal"), "table": draw(rng, (4, W), flavour), "vocab": 4},
+            {"ids": TAPS, "weights": draw(rng, (3, 2), "normal"), "table": draw(rng, (4, W), flavour), "vocab": 4},
             lambda m, g: g["weights"][:, :1] * g["table"][[0, 1, 2]] + g["weights"][:, 1:] * g["table"][[3, 1, 0]],
         ),
-        "gather.pool_rows": ({"x": draw(rng, (8, W), flavour), "side": 2}, lambda m, g: (g["x"][0::4] + g["x"][1::4] + g["x"][2::4] + g["x"][3::4]) / 4),
+        "gather.pool_rows": (
+            {"x": draw(rng, (8, W), flavour), "side": 2},
+            lambda m, g: (g["x"][0::4] + g["x"][1::4] + g["x"][2::4] + g["x"][3::4]) / 4,
+        ),
     }  # fmt: skip
     return cases[op]
 
@@ -287,7 +291,10 @@ def test_a_bound_is_the_formula_of_its_op_once_more(op: str) -> None:
 
 
 def wide(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value for name, value in arguments.items()}
+    return {
+        name: value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+        for name, value in arguments.items()
+    }
 
 
 def one_lane(rows: int) -> Geometry:
@@ -325,7 +332,9 @@ def test_attention_in_f32_stays_within_its_bound(flavour: str, options: dict[str
             closest = max(closest, worst_fraction(got, exact, bound, f"attend {flavour} {options} seed {seed} {name}"))
         if not options:
             parts = [torch.from_numpy(x.reshape(rows, -1, d).swapaxes(0, 1)[None]) for x, d in ((q, head_dim), (k, head_dim), (v, width))]
-            fused = F.scaled_dot_product_attention(*parts, is_causal=True, scale=scale, enable_gqa=True)[0].transpose(0, 1).reshape(rows, -1)
+            fused = (
+                F.scaled_dot_product_attention(*parts, is_causal=True, scale=scale, enable_gqa=True)[0].transpose(0, 1).reshape(rows, -1)
+            )
             worst_fraction(fused.numpy(), exact, bound, f"attend {flavour} seed {seed} torch's fused kernel")
         rounded = [x.astype(ml_dtypes.bfloat16).astype(np.float32) for x in (k, v)]
         k, v = rounded
@@ -369,14 +378,22 @@ def test_rope_in_f32_stays_within_its_bound_at_short_and_long_positions(form: st
 @pytest.mark.original
 @pytest.mark.parametrize("kind", ["llama3", "yarn", "linear", "default"])
 def test_the_frequencies_of_transformers_are_within_their_bound(kind: str) -> None:
-    from conformance.bounds.rotary import _powers, _scaled
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from conformance.bounds.rotary import _powers, _scaled
 
     theta, head_dim = 500000.0, 64
     given = {
         "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192},
-        "yarn": {"factor": 4.0, "original_max_position": 4096, "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.0, "truncate": True},
+        "yarn": {
+            "factor": 4.0,
+            "original_max_position": 4096,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "attention_factor": 1.0,
+            "truncate": True,
+        },
         "linear": {"factor": 3.0},
         "default": {},
     }[kind]
@@ -429,7 +446,9 @@ def test_a_sum_in_the_worst_order_stays_within_the_bound() -> None:
             total = np.float32(total + term)
         ones = np.ones((1, terms))
         exact = np.array([[x.astype(np.float64).sum()]])
-        bound = local_bound("linear.matmul", {"x": x[None].astype(np.float64), "w": ones, "out": None}, (exact,), ("f32",), ORIGINAL)[0].error
+        bound = local_bound("linear.matmul", {"x": x[None].astype(np.float64), "w": ones, "out": None}, (exact,), ("f32",), ORIGINAL)[
+            0
+        ].error
         fraction = worst_fraction(np.array([[total]]), exact, bound, f"{terms} terms in a row")
         print(f"{terms} terms in a row: {fraction:.3f} of the bound")
 
