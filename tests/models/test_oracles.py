@@ -1,7 +1,6 @@
 """The packages compute what the original classes compute."""
 
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +18,10 @@ from tests.models.packages import golden, package
 CASES = pytest.mark.parametrize("mini", MINIS.values(), ids=MINIS)
 
 
-@cache
 def expected(mini: Mini) -> dict[str, np.ndarray]:
     return load_file(golden(mini) / "expected.safetensors")
 
 
-@cache
 def prompt(mini: Mini) -> list[int]:
     return [int(id) for id in load_file(golden(mini) / "inputs.safetensors")["input_ids"].ravel()]
 
