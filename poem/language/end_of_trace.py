@@ -44,7 +44,7 @@ def _read_before_append(evaluation: Evaluation, tracer: Tracer, cache: int, read
     )  # fmt: skip
 
 
-def notes_of(tracer: Tracer, caches: Evaluation) -> Iterator[str]:
+def notes_of(tracer: Tracer) -> Iterator[str]:
     """Weights never used, rows never appended to or never read, results that nobody reads."""
     read: set[tuple[str, int]] = {("value", output.value) for output in tracer.outputs}
     appended: set[int] = set()

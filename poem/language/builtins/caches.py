@@ -1,14 +1,16 @@
 """Builtins of the caches phase: the methods of `c`."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
+
+import starlark
 
 from poem.dtypes import FLOATS, KV_DTYPES
-from poem.errors import PackageError
+from poem.errors import Frame, PackageError
 from poem.graph import Cache
 from poem.language.binding import Unfit, Wants
-from poem.language.builtins.record import builtin
-from poem.language.evaluation import Call
+from poem.language.builtins.record import Builtin, builtin, entry
+from poem.language.evaluation import Call, Evaluation
 from poem.language.values import Count, Flag, Integer, OfDtype, Size, Sizes, Text, listed
 from poem.ops.operands import Weight
 from poem.tracer import Tracer
@@ -47,11 +49,9 @@ def kv_space(call: Call, dtype: OfDtype, window: Size | None = None) -> int:
     return _tracer(call).add_space(dtype.name, window)
 
 
-@builtin("caches", name="caches.kv", shown="c.kv")
-def kv(
+def _kv(
     call: Call, space: Integer, name: Text, planes: Planes, head_dim: Size, heads: Flag = False, scales: Weights | None = None
-) -> None:
-    """A row of a kv space."""
+) -> Cache:
     tracer = _tracer(call)
     if not 0 <= space < len(tracer.spaces):
         only = {0: "no space is declared", 1: "only 0 is declared"}.get(len(tracer.spaces), f"0 to {len(tracer.spaces) - 1} are declared")
@@ -59,7 +59,38 @@ def kv(
     _check_name(call, name)
     _check_planes(call, planes, head_dim, heads)
     cache = tracer.add_kv(space, name, planes, head_dim, heads, _scales(call, tracer, space, len(planes), scales))
-    _remember(call, cache)
+    _remember(call.evaluation, cache, call.where)
+    return cache
+
+
+_KV = Builtin("caches.kv", "c.kv", _kv, ("caches",))
+
+
+class KvPlan(NamedTuple):
+    """A declared row that further rows may be like, and where."""
+
+    cache: Cache
+    where: tuple[Frame, ...]
+
+
+@entry
+def kv(evaluation: Evaluation, stack: str, args: list[Any], kwargs: dict[str, Any]) -> starlark.OpaquePythonObject:
+    """Declare a row of a kv space."""
+    call = Call(evaluation, "c.kv", stack)
+    return starlark.OpaquePythonObject(KvPlan(_KV.call(call, args, kwargs), call.where))
+
+
+@entry
+def kv_again(evaluation: Evaluation, plan: KvPlan, name: str) -> int:
+    """Declare a row like an earlier one; 0 when its name needs judging."""
+    known = evaluation.delivered["cache where"]
+    if name in known or not CACHE_NAME.fullmatch(name):
+        return 0
+    tracer = evaluation.tracer
+    assert tracer is not None
+    like = plan.cache
+    _remember(evaluation, tracer.add_kv(like.space, name, like.planes, like.head_dim, like.heads, like.scales), plan.where)
+    return 1
 
 
 @builtin("caches", name="caches.state", shown="c.state")
@@ -71,11 +102,11 @@ def state(call: Call, name: Text, slab: Sizes, dtype: OfDtype, split: Count | No
     if split is not None and split >= len(slab):
         message = f"c.state(): split names axis {split} of a slab of {len(slab)} axes"
         raise call.error("caches.bad-split", message, expected=f"0 to {len(slab) - 1}", found=str(split))
-    _remember(call, _tracer(call).add_state(name, slab, dtype.name, split))
+    _remember(call.evaluation, _tracer(call).add_state(name, slab, dtype.name, split), call.where)
 
 
-def _remember(call: Call, cache: Cache) -> None:
-    call.evaluation.delivered.setdefault("cache where", {})[cache.name] = call.where
+def _remember(evaluation: Evaluation, cache: Cache, where: tuple[Frame, ...]) -> None:
+    evaluation.delivered.setdefault("cache where", {})[cache.name] = where
 
 
 def _check_name(call: Call, name: str) -> None:

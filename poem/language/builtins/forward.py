@@ -123,26 +123,28 @@ def state(call: Call, name: Text) -> list[Any]:
     return _cache(call, name, "state")
 
 
+@entry
+def caches(evaluation: Evaluation) -> list[Any]:
+    """Every declared cache: the names, kinds with keys, and handles, for the prelude to answer from."""
+    tracer = _tracer(evaluation)
+    handles = [tracer.cache_handle(cache) for cache in tracer.caches]
+    kinds = [f"{handle.cache.kind}\t{_cache_key(handle)}" for handle in handles]
+    return ["\n".join(handle.cache.name for handle in handles), "\n".join(kinds), [Made(handle) for handle in handles]]
+
+
 def _cache(call: Call, name: str, kind: str) -> list[Any]:
-    tracer = _tracer(call.evaluation)
-    handles: dict[str, list[Any]] = call.evaluation.delivered.setdefault("cache handles", {})
-    if not handles:
-        for cache in tracer.caches:
-            seen = tracer.cache_handle(cache)
-            handles[cache.name] = [Made(seen), cache.kind, _cache_key(seen), "", 0, "u8"]
-    found = handles.get(name)
-    if found is None:
-        near = nearest(name, handles)
-        some = [known for known in handles if handles[known][1] == kind][:8]
-        raise call.error(
-            "forward.unknown-cache", f"{call.name}(): caches declares no `{name}`",
-            expected="one of " + " ".join(some) if some else f"nothing: caches declares no {kind}",
-            found=repr(name), hint=f"did you mean `{near}`?" if near else "",
-        )  # fmt: skip
-    if found[1] != kind:
+    """Only reached for a cache that is not declared."""
+    declared = {cache.name: cache.kind for cache in _tracer(call.evaluation).caches}
+    if name in declared:
         message = f"{call.name}(): `{name}` is a {'state' if kind == 'kv' else 'row of a kv space'}"
-        raise call.error("forward.unknown-cache", message, found=repr(name), hint=f'use inputs.{found[1]}("{name}")')
-    return found
+        raise call.error("forward.unknown-cache", message, found=repr(name), hint=f'use inputs.{declared[name]}("{name}")')
+    near = nearest(name, declared)
+    some = [known for known, its in declared.items() if its == kind][:8]
+    raise call.error(
+        "forward.unknown-cache", f"{call.name}(): caches declares no `{name}`",
+        expected="one of " + " ".join(some) if some else f"nothing: caches declares no {kind}",
+        found=repr(name), hint=f"did you mean `{near}`?" if near else "",
+    )  # fmt: skip
 
 
 def _cache_key(seen: CacheHandle) -> str:

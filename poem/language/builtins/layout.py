@@ -123,19 +123,21 @@ _METHODS = {f.__name__[1:]: parameters_of(f) for f in (_columns, _rows, _packed,
 
 
 @entry
-def cut(
-    evaluation: Evaluation, stack: str, method: str, shape_text: str, cut_text: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
+def cut_again(evaluation: Evaluation, stack: str) -> None:
+    raise Call(evaluation, "", stack).error(
+        "layout.bad-cut", "the weight is cut already", expected="one cut for a weight", hint="cut the uncut weight another way"
+    )
+
+
+@entry
+def cut(evaluation: Evaluation, stack: str, method: str, shape: list[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The cut that a method of a weight declares, as [axis, segments, heads]."""
     call = Call(evaluation, f".{method}", stack)
-    shape, before = ast.literal_eval(shape_text), ast.literal_eval(cut_text)
     given = bind(f".{method}", _METHODS[method], args, kwargs, call.error, kind_of)
 
     def bad(message: str, **details: str) -> PackageError:
         return call.error("layout.bad-cut", f".{method}(): {message}", **details)
 
-    if before is not None:
-        raise bad("the weight is cut already", expected="one cut for a weight", found=f"a cut on axis {before[0]}")
     axis = {"columns": 0, "rows": len(shape) - 1, "packed": 0, "bank": 1}[method]
     if method == "bank" and len(shape) != 3:
         raise bad("a bank is [experts, rows, columns]", expected="3 axes", found=str(shape))
@@ -162,6 +164,11 @@ def cut(
         if size % count:
             raise bad(f"{size} rows are no multiple of {count} heads", expected=f"a multiple of {count}", found=str(size))
     return [axis, list(segments), list(counts)]
+
+
+@builtin("layout", shown=".registered")
+def registered(call: Call) -> None:
+    """Only reached when it is called with arguments."""
 
 
 @builtin("layout", shown=".conv_taps_major")
