@@ -67,6 +67,10 @@ def modulated(x, m, lane_of_row=None, form="scale_shift"):
     return x * (1 + m) if form == "scale" else np.tanh(m) * x
 
 
+def gated_sum(r, g, y, lane_of_row=None):
+    return r + (g if lane_of_row is None else g[lane_of_row.reshape(-1)]) * y
+
+
 def sylvester(size: int) -> np.ndarray:
     h = np.ones((1, 1))
     while len(h) < size:
@@ -297,8 +301,7 @@ CASES = [
     one("layernorm", layer_norm, eps=1e-5, form="bare"),
     one("layernorm_no_scale", layer_norm, eps=1e-5),
     *[
-        mapped("gated_residual_add", lambda r, g, y, lane_of_row=None: r + (g if lane_of_row is None else g[lane_of_row[:, 0]]) * y, lanes, 6)
-        for lanes in (True, False)
+        mapped("gated_residual_add", gated_sum, lanes, 6) for lanes in (True, False)
     ],
     *[
         mapped("modulate", modulated, lanes, 12 if form == "scale_shift" else 6, form=form)
