@@ -39,9 +39,7 @@ class Expansion:
     faults: list[PoemError] = field(default_factory=list)
 
 
-def expand(
-    statements: Sequence[Pair | ReadStatement], params: Sequence[Param], elsewhere: Callable[[], Paths]
-) -> Expansion:
+def expand(statements: Sequence[Pair | ReadStatement], params: Sequence[Param], elsewhere: Callable[[], Paths]) -> Expansion:
     """The landings of one layout. params: its weights. elsewhere: the paths of all deployments of the package, asked
     only when a right side matches nothing here; one that matches there is skipped, and what it would read counts as known."""
     own = {param.name: param for param in params}
@@ -135,8 +133,12 @@ def _unmatched(statement: Pair | ReadStatement, target: str, paths: Paths, elsew
     nearest = paths.nearest(target) or every.nearest(target)
     expansion.faults.append(
         _fault(
-            "formats.misspelt-path", statement.where, f"no deployment of this package has a weight `{target}`",
-            expected="a path of the layout", found=target, hint=f"did you mean `{nearest}`?" if nearest else "",
+            "formats.misspelt-path",
+            statement.where,
+            f"no deployment of this package has a weight `{target}`",
+            expected="a path of the layout",
+            found=target,
+            hint=f"did you mean `{nearest}`?" if nearest else "",
         )
     )
 
@@ -155,6 +157,4 @@ def _said(landing: Landing) -> str:
 
 def _fault(code: str, where: Where, message: str, *, expected: str = "", found: str = "", hint: str = "") -> PackageError:
     file, line = (where[-1].file, where[-1].line) if where else ("", 0)
-    return PackageError(
-        code, message, phase="formats", file=file, line=line, expected=expected, found=found, hint=hint, stack=where
-    )
+    return PackageError(code, message, phase="formats", file=file, line=line, expected=expected, found=found, hint=hint, stack=where)

@@ -254,9 +254,7 @@ def stack(parts: Sequence[Lazy]) -> Lazy:
             shape, parts[0].dtype, lambda start, stop: slicing.stack([part.whole() for part in parts[start:stop]]), parts[0].word, True,
             tuple(use for part in parts for use in part.uses),
         )  # fmt: skip
-    return _leaf(
-        shape, parts[0].dtype, lambda start, stop: np.stack([part.whole().planes["data"] for part in parts[start:stop]]), *parts
-    )
+    return _leaf(shape, parts[0].dtype, lambda start, stop: np.stack([part.whole().planes["data"] for part in parts[start:stop]]), *parts)
 
 
 def _alike(parts: Sequence[Lazy]) -> Sequence[Lazy]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from poem.checkpoint import Checkpoint
 from poem.errors import CheckpointError
@@ -15,6 +16,7 @@ from poem.suggest import nearest
 # Tensors that follow from the configuration; some checkpoints carry them.
 DERIVED = re.compile(r"(.*\.)?(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.masked_bias|position_ids)")
 MAXIMUM_LISTED = 20
+_INTEGER = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +100,30 @@ def unread_tensors(checkpoint: Checkpoint, names: Sequence[str], unlanded_params
     )  # fmt: skip
 
 
-def missing_tensor(checkpoint: Checkpoint, name: str, landing: Landing) -> CheckpointError:
+def missing_tensors(checkpoint: Checkpoint, missing: Sequence[tuple[str, Landing]]) -> list[CheckpointError]:
+    """Faults for the first 20 missing tensors, the last saying how many more there are.
+
+    Near names are searched with their integers left out, so a checkpoint of many layers costs no more than one of few.
+    """
+    forms = {_INTEGER.sub("*", name): name for name in reversed(checkpoint.names())}
+    near = cache(lambda form: nearest(form, (other for other in forms if other != form)))
+    faults = []
+    for name, landing in missing[:MAXIMUM_LISTED]:
+        best = near(_INTEGER.sub("*", name))
+        faults.append(_missing_tensor(checkpoint, name, landing, _same_place(checkpoint, name, best, forms[best]) if best else ""))
+    if len(missing) > MAXIMUM_LISTED:
+        faults[-1].message += f" (and {len(missing) - MAXIMUM_LISTED} more of this kind)"
+    return faults
+
+
+def _missing_tensor(checkpoint: Checkpoint, name: str, landing: Landing, near: str) -> CheckpointError:
     """`import.missing-tensor`: what is wanted, by which weight, what is near, and how far indices run."""
     frame = landing.where[-1] if landing.where else None
     return CheckpointError(
         "import.missing-tensor", f"the checkpoint has no `{name}`", phase="import", file=frame.file if frame else checkpoint.place,
         line=frame.line if frame else 0, expected=f"a tensor for the weight {landing.param.name}",
-        found=_indices(checkpoint, name), hint=_near(checkpoint, name),
+        found=_indices(checkpoint, name), hint=f"did you mean `{near}`?" if near else "",
     )  # fmt: skip
-
-
-_INTEGER = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
 
 
 def _indices(checkpoint: Checkpoint, name: str) -> str:
@@ -121,15 +136,11 @@ def _indices(checkpoint: Checkpoint, name: str) -> str:
     return f"`{name[: first.start()]}*{name[first.end() :]}` for {found[0]} to {found[-1]}" if found else ""
 
 
-def _near(checkpoint: Checkpoint, name: str) -> str:
-    """The nearest name; names are compared with their integers left out, so that a large checkpoint costs no more than a small one."""
-    forms = {_INTEGER.sub("*", other): other for other in reversed(checkpoint.names())}
-    best = nearest(_INTEGER.sub("*", name), (form for form in forms if form != _INTEGER.sub("*", name)))
-    if best is None:
-        return ""
+def _same_place(checkpoint: Checkpoint, name: str, form: str, example: str) -> str:
+    """The name of another form with the integers of `name`, if the checkpoint has it; else an example of that form."""
     integers = iter(_INTEGER.findall(name))
-    same_place = re.sub(r"\*", lambda _: next(integers, "*"), best)
-    return f"did you mean `{same_place if same_place in checkpoint.tensors else forms[best]}`?"
+    same = re.sub(r"\*", lambda _: next(integers, "*"), form)
+    return same if same in checkpoint.tensors else example
 
 
 def partly_read(checkpoint: Checkpoint, uses: Iterable[Use]) -> list[str]:

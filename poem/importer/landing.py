@@ -86,8 +86,10 @@ class Prepared:
             if not same:
                 raise self._error(
                     Refusal(
-                        "import.tied-differs", f"{_names(copy)} differs from {_names(own)}, but this model ties them",
-                        expected=f"the same bytes as {list(own.shape)} {own.word}", found=f"{list(copy.shape)} {copy.word}",
+                        "import.tied-differs",
+                        f"{_names(copy)} differs from {_names(own)}, but this model ties them",
+                        expected=f"the same bytes as {list(own.shape)} {own.word}",
+                        found=f"{list(copy.shape)} {copy.word}",
                         hint="choose a model whose layout has both",
                     )
                 )

@@ -14,7 +14,7 @@ from poem.formats.declared import Format
 from poem.formats.evaluate import Evaluation, Missing
 from poem.formats.expand import Expansion, Landing, expand, names_in
 from poem.formats.lazy import Lazy, Refusal, Use
-from poem.formats.paths import Paths, fill, pattern
+from poem.formats.paths import Paths, fill, pattern, placeholders
 from poem.importer import coverage
 from poem.importer.coverage import NotRead
 from poem.importer.faults import raise_all
@@ -107,10 +107,11 @@ def plan_format(
     expansion = expand(format.read(), params, elsewhere)
     raise_all(expansion.faults)
     faults: list[PoemError] = []
+    missing: list[tuple[str, Landing]] = []
     landed: dict[str, Prepared] = {}
     uses: dict[str, tuple[Use, ...]] = {}
     for name, landing in expansion.landings.items():
-        array = _evaluate(checkpoint, landing, faults)
+        array = _evaluate(checkpoint, landing, faults, missing)
         if array is None:
             continue
         uses[name] = array.uses
@@ -119,17 +120,18 @@ def plan_format(
         except Refusal as refusal:
             faults.append(placed(refusal, landing.param, landing.where))
     copies = _tied_copies(checkpoint, expansion, landed)
-    for name, landing in expansion.landings.items():
-        if name not in uses:  # it failed, and still accounts for what it names
-            expansion.not_read += [(pattern(fill(text, landing.values), r"\d+"), "") for text in names_in(landing.left)]
-    read = coverage.tensors_of(checkpoint, (use.name for found in uses.values() for use in found))
+    failed = [landing for name, landing in expansion.landings.items() if name not in uses]
+    named = {fill(text, landing.values) for landing in failed for text in names_in(landing.left)}  # they account for what they name
+    expansion.not_read += [(pattern(text, r"\d+"), "") for text in named if placeholders(text)]
+    read = coverage.tensors_of(checkpoint, named | {use.name for found in uses.values() for use in found})
     not_read, unread = coverage.accounted(checkpoint, read, expansion, coverage.tensors_of(checkpoint, copies))
-    missing = [param for param in params if param.name not in expansion.landings]
-    if missing:
-        faults.append(coverage.unlanded(checkpoint, missing, unread))
+    faults += coverage.missing_tensors(checkpoint, missing)
+    unlanded = [param for param in params if param.name not in expansion.landings]
+    if unlanded:
+        faults.append(coverage.unlanded(checkpoint, unlanded, unread))
     notes = coverage.partly_read(checkpoint, (use for found in uses.values() for use in found))
     if unread and not mini:
-        faults.append(coverage.unread_tensors(checkpoint, unread, missing))
+        faults.append(coverage.unread_tensors(checkpoint, unread, unlanded))
     elif unread:
         not_read.append(NotRead("beyond what this mini lays out", tuple(unread)))
     raise_all(faults)
@@ -137,12 +139,12 @@ def plan_format(
     return Formatted(ordered, not_read, notes)
 
 
-def _evaluate(checkpoint: Checkpoint, landing: Landing, faults: list[PoemError]) -> Lazy | None:
+def _evaluate(checkpoint: Checkpoint, landing: Landing, faults: list[PoemError], missing: list[tuple[str, Landing]]) -> Lazy | None:
     evaluation = Evaluation(checkpoint, landing.param, keeping_codes(Dtype(landing.param.dtype)))
     try:
         return evaluation.landing(landing)
-    except Missing as missing:
-        faults.append(coverage.missing_tensor(checkpoint, missing.name, landing))
+    except Missing as absent:
+        missing.append((absent.name, landing))
     except Refusal as refusal:
         faults.append(placed(refusal, landing.param, landing.where))
     return None
@@ -152,8 +154,7 @@ def _tied_copies(checkpoint: Checkpoint, expansion: Expansion, landed: dict[str,
     """Attach to each tied weight what the pairs of its aliases would read; returns the names of those stored weights."""
     names: set[str] = set()
     for landing in expansion.copies:
-        ignored: list[PoemError] = []
-        array = _evaluate(checkpoint, landing, ignored)
+        array = _evaluate(checkpoint, landing, [], [])
         own = landed.get(landing.param.name)
         if array is None or own is None:
             continue

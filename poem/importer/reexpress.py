@@ -1,7 +1,7 @@
 """Exact re-expressions: codes that mean the same under another term, with factors repeated or widened.
 
-    a scale for the whole tensor -> one a row, or one a tile        a longer run -> shorter runs that divide it
-    bf16, f16 or e8m0 factors -> f32                                wider factors -> bf16, where every one is a bf16 number
+a scale for the whole tensor -> one a row, or one a tile        a longer run -> shorter runs that divide it
+bf16, f16 or e8m0 factors -> f32                                wider factors -> bf16, where every one is a bf16 number
 """
 
 import numpy as np

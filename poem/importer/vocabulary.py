@@ -28,9 +28,13 @@ def broken_contract(deployment: Deployment, vocabulary: Mapping[str, int], place
         if found is None or (id is not None and found != id):
             faults.append(
                 CheckpointError(
-                    "import.tokenizer", f"the vocabulary does not have {token} as the package's tokenizer contract wants it",
-                    phase="import", file=place, expected=f"{token} at {id}" if id is not None else token,
-                    found="missing" if found is None else f"at {found}, wanted {id}", hint=_near(token, vocabulary),
+                    "import.tokenizer",
+                    f"the vocabulary does not have {token} as the package's tokenizer contract wants it",
+                    phase="import",
+                    file=place,
+                    expected=f"{token} at {id}" if id is not None else token,
+                    found="missing" if found is None else f"at {found}, wanted {id}",
+                    hint=_near(token, vocabulary),
                 )
             )
     try:

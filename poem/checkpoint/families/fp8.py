@@ -1,6 +1,6 @@
 """FP8: e4m3 codes with a scale per tensor, row or tile of 128 by 128 (DeepSeek-V3, Qwen3-FP8, compressed-tensors, modelopt).
 
-    P.weight F8_E4M3 [N, K];  P.weight_scale_inv or P.weight_scale;  value = code * scale, whatever the scale is called
+P.weight F8_E4M3 [N, K];  P.weight_scale_inv or P.weight_scale;  value = code * scale, whatever the scale is called
 """
 
 from poem.checkpoint.families.common import companions, from_planes, unreadable

@@ -1,6 +1,6 @@
 """MXFP4 as gpt-oss writes it: banks of e2m1 codes, two a byte, with an e8m0 scale for 32 of them.
 
-    NAME_blocks U8 [..., K/32, 16];  NAME_scales U8 [..., K/32]
+NAME_blocks U8 [..., K/32, 16];  NAME_scales U8 [..., K/32]
 """
 
 from poem.checkpoint.families.common import companions, from_planes, unreadable

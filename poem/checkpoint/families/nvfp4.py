@@ -1,6 +1,6 @@
 """NVFP4 as modelopt writes it: two e2m1 codes a byte, an e4m3 scale for 16 of them, an f32 scale for all.
 
-    P.weight U8 [N, K/2];  P.weight_scale F8_E4M3 [N, K/16];  P.weight_scale_2 F32;  value = code * scale * scale_2
+P.weight U8 [N, K/2];  P.weight_scale F8_E4M3 [N, K/16];  P.weight_scale_2 F32;  value = code * scale * scale_2
 """
 
 from poem.checkpoint.families.common import companions, from_planes, module_of, unreadable

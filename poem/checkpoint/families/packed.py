@@ -1,8 +1,8 @@
 """compressed-tensors' packed weights, under `P.weight_packed`.
 
-    U8 with P.weight_scale F8_E4M3 and P.weight_global_scale F32 [1]: nvfp4; the global scale is the reciprocal of ours
-    U8 with P.weight_scale U8: mxfp4
-    I32 with P.weight_scale: integer groups, which are recognised and not read yet
+U8 with P.weight_scale F8_E4M3 and P.weight_global_scale F32 [1]: nvfp4; the global scale is the reciprocal of ours
+U8 with P.weight_scale U8: mxfp4
+I32 with P.weight_scale: integer groups, which are recognised and not read yet
 """
 
 import numpy as np
