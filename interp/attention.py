@@ -7,7 +7,7 @@ it, nor on how the prompt was cut, nor on pages.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ Span = Callable[[slice], tuple[int, int]]
 Bias = Callable[[slice, int, int], np.ndarray]
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(NamedTuple):
     """How a score comes from `<q, k>`, in this order: scale, cap, bias, row factor; then masked by `allowed`.
 
     span gives bounds of the cells that a group of rows may see. row_scale [rows]; sinks [rows or 1, heads].

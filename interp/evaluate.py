@@ -10,8 +10,6 @@ from interp.session import Session
 from poem.batch import Chunk
 from poem.dtypes.tensor import Tensor
 from poem.graph import ValueType
-from poem.ops.operands import Value, Weight
-from poem.tracer import Tracer
 
 
 class Given(NamedTuple):
@@ -38,6 +36,9 @@ def evaluate(
     traced graph and a Session.
     Raises what tracing and running raise.
     """
+    from poem.ops.operands import Value, Weight  # a session needs neither tracer nor registry: they would slow its start
+    from poem.tracer import Tracer
+
     trace = Tracer("evaluate", "evaluate", "evaluate")
     given: dict[str, np.ndarray] = {}
     weights: dict[str, Tensor] = {}

@@ -43,11 +43,12 @@ class KvRow:
         for plane in self.planes:
             plane[pages] = 0
 
-    def append(self, pages: np.ndarray, offsets: np.ndarray, values: Sequence[np.ndarray]) -> None:
-        """Store row t of `values`, one [N, width] array a plane, at cell (pages[t], offsets[t])."""
-        for plane, value, scale in zip(self.planes, values, self._scales, strict=True):
-            plane[pages, offsets] = self._stored(value, scale)
-        self.written[pages, offsets] = True
+    def append(self, pages: np.ndarray, offsets: np.ndarray, values: Sequence[np.ndarray], dtypes: Sequence[str]) -> None:
+        """Store row t of `values`, one [N, width] array of a dtype a plane, at cell (pages[t], offsets[t])."""
+        slots = pages * self.page_size + offsets
+        for plane, value, scale, dtype in zip(self.planes, values, self._scales, dtypes, strict=True):
+            plane.reshape(-1, plane.shape[2])[slots] = self._stored(value, scale, dtype)
+        self.written.reshape(-1)[slots] = True
 
     def read(self, pages: Pages, lane: int, first: int, stop: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Cells first .. stop - 1 of a lane: one [cells, width] array of `real` a plane, and bool [cells], which were written.
@@ -69,9 +70,9 @@ class KvRow:
             found = [self._read(stored, scale) for stored, scale in zip(found, self._scales, strict=True)]
         return found, written
 
-    def _stored(self, value: np.ndarray, scale: np.float32) -> np.ndarray:
-        """`value` as the planes hold it."""
-        if not self._numeric.casts:
+    def _stored(self, value: np.ndarray, scale: np.float32, dtype: str) -> np.ndarray:
+        """`value`, of a value of `dtype`, as the planes hold it."""
+        if not self._numeric.casts or (self._decoded and dtype == self.dtype and not self._numeric.exact):
             return value
         if self.dtype in FLOATS:
             return self._numeric.cast(value, self.dtype) if self._decoded else value.astype(STORAGE[self.dtype])

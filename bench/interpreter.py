@@ -1,0 +1,237 @@
+"""The interpreter beside transformers on the same shapes, weights and prompts, in the same process and in turns.
+
+    python bench/interpreter.py [--shapes mini,small] [--repeats 5] [--json]
+
+Prints for each shape: milliseconds to prefill 128 tokens, milliseconds a decoded token, and seconds from starting a Python process
+to its first logits; for the interpreter (fast setting, native bf16) and for transformers' LlamaForCausalLM in f32 and in bf16; and
+the ratios transformers / interpreter (above 1: the interpreter is faster). The best of the repeats counts: other work on the
+machine only ever adds time. Needs the extra `oracles`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PROMPT, DECODED = 128, 24
+SHAPES = {
+    "mini": {
+        "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64, "vocab_size": 1024,
+    },
+    "small": {
+        "num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 12,
+        "head_dim": 64, "vocab_size": 32000,
+    },
+}  # fmt: skip
+
+
+# -- the two sides, each made from a directory with weights.npz and config.json -----------------
+def interpreter(directory: Path) -> Callable[[list[int], bool], np.ndarray]:
+    """`step(tokens, fresh)` -> logits of the last token; `fresh` starts a new sequence."""
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    import ml_dtypes
+
+    from interp import Session
+    from poem.batch import Chunk
+    from poem.dtypes.tensor import Tensor
+
+    config = json.loads((directory / "config.json").read_text())
+    weights = {name: Tensor.of(array.view(ml_dtypes.bfloat16)) for name, array in np.load(directory / "weights.npz").items()}
+    session = Session(graph(config, weights), weights, setting="fast")
+    current: list[int] = []
+
+    def step(tokens: list[int], fresh: bool) -> np.ndarray:
+        if fresh:
+            for sequence in current:
+                session.drop_sequence(sequence)
+            current[:] = [session.add_sequence()]
+        return session.run([Chunk(current[0], tokens)])["logits"][0]
+
+    return step
+
+
+def graph(config: dict[str, Any], weights: dict[str, Any]) -> Any:
+    """Llama as a graph, over weights named as below."""
+    from poem.graph import ValueType
+    from poem.ops.operands import Weight
+    from poem.tracer import Tracer
+
+    trace = Tracer("bench", "bench", "bench")
+    made = {}
+    for name, tensor in weights.items():
+        made[name] = Weight(tensor.shape, tensor.dtype)
+        trace.add_param(made[name], name)
+
+    def call(op: str, *arguments: Any) -> Any:
+        return trace.call(op, arguments, {}, ())
+
+    head_dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
+    width = kv_heads * head_dim
+    positions = trace.input("positions", ValueType("tokens", 1, "i32"))
+    space = trace.add_space("bf16")
+    y = call("gather.embed", trace.input("tokens", ValueType("tokens", 1, "i32")), made["embed"], config["vocab_size"])
+    for layer in range(config["num_hidden_layers"]):
+        pages = trace.cache_handle(trace.add_kv(space, f"kv.{layer}", [width, width], head_dim, True))
+        x = call("elemwise.rmsnorm", y, made[f"{layer}.attn_norm"], 1e-5)
+        q, k, v = (call("linear.matmul", x, made[f"{layer}.{name}"]) for name in ("q", "k", "v"))
+        q, k = call("elemwise.rope", q, k, positions, head_dim, 10000.0)
+        call("attn.kv_append", k, v, pages)
+        o = call("attn.attend", q, pages, trace.handle, head_dim, kv_heads, head_dim**-0.5)
+        y = call("elemwise.residual_add", call("linear.matmul", o, made[f"{layer}.o"]), y)
+        x = call("elemwise.rmsnorm", y, made[f"{layer}.mlp_norm"], 1e-5)
+        h = call("linear.glu", call("linear.matmul", x, made[f"{layer}.gate_up"]), config["intermediate_size"])
+        y = call("elemwise.residual_add", call("linear.matmul", h, made[f"{layer}.down"]), y)
+    x = call("elemwise.rmsnorm", y, made["norm"], 1e-5)
+    rows = trace.input("readout_rows", ValueType("readouts", 1, "i32"))
+    trace.output("logits", call("linear.lm_head", call("gather.gather_rows", x, rows), made["head"]), ())
+    return trace.graph()
+
+
+def original(directory: Path, dtype: str) -> Callable[[list[int], bool], np.ndarray]:
+    """The same for transformers, in "float32" or "bfloat16"."""
+    import torch
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**json.loads((directory / "config.json").read_text()), tie_word_embeddings=False, rms_norm_eps=1e-5)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    state = {}
+    with np.load(directory / "weights.npz") as arrays:
+        for name, array in arrays.items():
+            state |= hub_names(name, torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(getattr(torch, dtype)))
+    model.load_state_dict(state, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    model.eval()
+    cache: list[Any] = [None]
+
+    def step(tokens: list[int], fresh: bool) -> np.ndarray:
+        if fresh:
+            cache[0] = DynamicCache(config=config)
+        with torch.inference_mode():
+            found = model(torch.tensor([tokens]), past_key_values=cache[0], use_cache=True, logits_to_keep=1)
+        return found.logits[0, -1].float().numpy()
+
+    return step
+
+
+def hub_names(name: str, tensor: Any) -> dict[str, Any]:
+    """The checkpoint names of one of our weights."""
+    whole = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
+    if name in whole:
+        return {whole[name]: tensor}
+    layer, part = name.split(".")
+    places = {
+        "attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "down": "mlp.down_proj",
+        "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
+    }  # fmt: skip
+    if part == "gate_up":
+        gate, up = tensor.chunk(2)
+        return {f"model.layers.{layer}.mlp.gate_proj.weight": gate, f"model.layers.{layer}.mlp.up_proj.weight": up}
+    return {f"model.layers.{layer}.{places[part]}.weight": tensor}
+
+
+SIDES: dict[str, Callable[[Path], Callable[[list[int], bool], np.ndarray]]] = {
+    "interpreter": interpreter,
+    "transformers f32": lambda directory: original(directory, "float32"),
+    "transformers bf16": lambda directory: original(directory, "bfloat16"),
+}
+
+
+# -- measuring ---------------------------------------------------------------------------------
+def write_weights(directory: Path, config: dict[str, Any]) -> None:
+    import ml_dtypes
+
+    rng = np.random.default_rng(0)
+    hidden, inter, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    q, kv = (config[heads] * config["head_dim"] for heads in ("num_attention_heads", "num_key_value_heads"))
+    layer = {
+        "attn_norm": (hidden,), "q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q), "mlp_norm": (hidden,),
+        "gate_up": (2 * inter, hidden), "down": (hidden, inter),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"embed": (vocab, hidden)}
+    shapes |= {f"{index}.{name}": shape for index in range(config["num_hidden_layers"]) for name, shape in layer.items()}
+    shapes |= {"norm": (hidden,), "head": (vocab, hidden)}
+    arrays = {}
+    for name, shape in shapes.items():
+        values = rng.standard_normal(shape, np.float32) * np.float32(0.04) + np.float32(len(shape) == 1)
+        arrays[name] = values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    np.savez(directory / "weights.npz", **arrays)  # type: ignore[arg-type]
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def measure(directory: Path, vocab: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Best times of each side, the sides taking turns."""
+    prompt = np.random.default_rng(1).integers(0, vocab, PROMPT).tolist()
+    steps = {name: make(directory) for name, make in SIDES.items()}
+    first = {name: step(prompt, True) for name, step in steps.items()}
+    exact = first["transformers f32"]
+    for name, logits in first.items():
+        apart = np.abs(logits - exact).max() / np.abs(exact).max()
+        assert apart < 0.1, f"{name} does not compute the same model: logits differ by {apart:.0%}"
+    best = {name: {"prefill_ms": float("inf"), "decode_ms": float("inf")} for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            for _ in range(2):
+                start = time.perf_counter()
+                step(prompt, True)
+                best[name]["prefill_ms"] = min(best[name]["prefill_ms"], 1e3 * (time.perf_counter() - start))
+            for token in prompt[:DECODED]:
+                start = time.perf_counter()
+                step([token], False)
+                best[name]["decode_ms"] = min(best[name]["decode_ms"], 1e3 * (time.perf_counter() - start))
+    return best
+
+
+def start_up(directory: Path, side: str, repeats: int) -> float:
+    """Seconds from starting a process to its first logits, the best of the repeats."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path; import interpreter as bench; "
+        f"bench.SIDES[{side!r}](Path({str(directory)!r}))([1, 2, 3], True)"
+    )
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The interpreter beside transformers.")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="comma-separated names")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {}
+    for shape in arguments.shapes.split(","):
+        config = SHAPES[shape]
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            write_weights(directory, config)
+            times = measure(directory, config["vocab_size"], arguments.repeats)
+            for side in SIDES:
+                times[side]["start_up_s"] = start_up(directory, side, max(1, arguments.repeats // 2))
+        report[shape] = times
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+        return
+    measures = {"prefill_ms": f"prefill {PROMPT}, ms", "decode_ms": "decode, ms a token", "start_up_s": "start-up, s"}
+    print("| shape | measure | " + " | ".join(SIDES) + " | ratio f32 | ratio bf16 |")
+    print("|---|---|" + "---|" * (len(SIDES) + 2))
+    for shape, times in report.items():
+        for key, label in measures.items():
+            row = [times[side][key] for side in SIDES]
+            ratios = [f"{theirs / row[0]:.2f}" for theirs in row[1:]]
+            print(f"| {shape} | {label} | " + " | ".join(f"{number:.2f}" for number in row) + " | " + " | ".join(ratios) + " |")
+
+
+if __name__ == "__main__":
+    main()
