@@ -24,7 +24,7 @@ DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 class Case:
     """One op in one form.
 
-    draw(rng, rows, dtype) gives its arguments by name: values on the axis `tokens` (or a multiple) have that many rows, values of
+    draw(rng, rows, dtype) gives its arguments by name: values on the axes `tokens`, `tokens*k` and `patches` have that many rows, values of
     `dtype` where the op lets it be chosen. define(**arguments) gives the result, float64 arrays standing for values and weights.
     rounds_inside: the op rounds something besides its result, so that a bf16 result is not the rounded f32 result.
     """
@@ -132,7 +132,7 @@ def kept_rows(argument: Any, kept: Sequence[int], rows: int) -> Any:
     """The operand with some of its rows, in another order. Operands of other axes are as they were."""
     if isinstance(argument, list):
         return [kept_rows(part, kept, rows) for part in argument]
-    if not isinstance(argument, Given) or not str(argument.axis).startswith("tokens"):
+    if not isinstance(argument, Given) or not str(argument.axis).startswith(("tokens", "patches")):
         return argument
     array = np.asarray(argument.rows)
     blocks = array.reshape(rows, -1, array.shape[1])
