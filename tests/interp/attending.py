@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from interp import Session
 from poem.batch import Chunk
@@ -132,3 +133,45 @@ def by_definition(
 
 def chunk(sequence: int, rows: int, mask: np.ndarray | None = None) -> Chunk:
     return Chunk(sequence, [0] * rows, mask=mask)
+
+
+@st.composite
+def attentions(draw: st.DrawFn) -> Attention:
+    """Shapes and options of one attention op."""
+    kv_heads = draw(st.integers(1, 3))
+    options: dict[str, Any] = {}
+    selection = bias = 0
+    causal = draw(st.sampled_from([True, True, True, False]))
+    if not causal:
+        options["causal"] = False
+    if draw(st.booleans()):
+        options["window"] = draw(st.integers(1, 12))
+    if draw(st.booleans()):
+        options["softcap"] = draw(st.sampled_from([0.5, 5.0]))
+    if draw(st.booleans()):
+        options["log_scaling"] = [draw(st.sampled_from([1.0, 4.0])), 0.25]
+    if draw(st.booleans()):
+        bias = draw(st.integers(1, 9))
+    if causal and draw(st.booleans()):
+        selection = draw(st.integers(1, 5))
+        options["ratio"] = draw(st.integers(1, 4))
+    sinks = draw(st.sampled_from(["none", "weight", "value"]))
+    heads = kv_heads * draw(st.integers(1, 3))
+    options["lse"] = sinks == "none"
+    return Attention(
+        heads, kv_heads, draw(st.sampled_from([2, 4, 6])), draw(st.sampled_from([1, 2, 5])), 0.5,
+        sinks=[0.5 * h - 1 for h in range(heads)] if sinks == "weight" else None,
+        sink_rows=sinks == "value", bias=bias, selection=selection, mask=draw(st.booleans()), options=options,
+    )  # fmt: skip
+
+
+def native_bound(attention: Attention, cells: int, magnitude: np.ndarray, size: float, softcap: float = 0.0) -> np.ndarray:
+    """|o - exact| of f32 arithmetic: errors of a score, of e^s, of both sums and of the division.
+
+    size: the largest product of a channel of q and one of k. magnitude: sum_j p_j |v_j|. A score is a dot product of D terms: its
+    error is at most (D + 3) u * D size sm_scale, u = 2^-24; capping it adds 4 units of the cap, and e^s passes the error on. exp
+    adds 4 units; sums of n terms add n u each, relative to the sum of magnitudes. First order, doubled for the rest.
+    """
+    dim = attention.head_dim
+    score = (dim + 3) * dim * size * attention.sm_scale + 4 * softcap
+    return 2 * (2 * (score + 4) + 2 * cells + 4) * 2.0**-24 * magnitude + 1e-37

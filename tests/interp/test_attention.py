@@ -12,37 +12,7 @@ from interp.evaluate import Given
 from poem.errors import PoemError
 from poem.graph import ValueType
 from poem.tracer import Tracer
-from tests.interp.attending import Attention, by_definition, chunk
-
-
-@st.composite
-def attentions(draw: st.DrawFn) -> Attention:
-    """Shapes and options of one attention op."""
-    kv_heads = draw(st.integers(1, 3))
-    options: dict[str, Any] = {}
-    selection = bias = 0
-    causal = draw(st.sampled_from([True, True, True, False]))
-    if not causal:
-        options["causal"] = False
-    if draw(st.booleans()):
-        options["window"] = draw(st.integers(1, 12))
-    if draw(st.booleans()):
-        options["softcap"] = draw(st.sampled_from([0.5, 5.0]))
-    if draw(st.booleans()):
-        options["log_scaling"] = [draw(st.sampled_from([1.0, 4.0])), 0.25]
-    if draw(st.booleans()):
-        bias = draw(st.integers(1, 9))
-    if causal and draw(st.booleans()):
-        selection = draw(st.integers(1, 5))
-        options["ratio"] = draw(st.integers(1, 4))
-    sinks = draw(st.sampled_from(["none", "weight", "value"]))
-    heads = kv_heads * draw(st.integers(1, 3))
-    options["lse"] = sinks == "none"
-    return Attention(
-        heads, kv_heads, draw(st.sampled_from([2, 4, 6])), draw(st.sampled_from([1, 2, 5])), 0.5,
-        sinks=[0.5 * h - 1 for h in range(heads)] if sinks == "weight" else None,
-        sink_rows=sinks == "value", bias=bias, selection=selection, mask=draw(st.booleans()), options=options,
-    )  # fmt: skip
+from tests.interp.attending import Attention, attentions, by_definition, chunk, native_bound
 
 
 def sequences_of_passes(most: int) -> st.SearchStrategy[list[list[int]]]:
@@ -94,18 +64,6 @@ def test_attention_is_its_definition(attention: Attention, passes: list[list[int
                 np.testing.assert_allclose(outputs["lse"][rows], lse, rtol=1e-9, atol=1e-12, err_msg=case)
 
 
-def native_bound(attention: Attention, cells: int, magnitude: np.ndarray) -> np.ndarray:
-    """|o - exact| for f32 arithmetic on operands of size 1 to 4: errors of a score, of e^s, of both sums and of the division.
-
-    A score is a dot product of D terms of at most 16: its error is at most (D + 3) u * 16 D sm_scale, and e^s passes it on.
-    exp adds 4 units; sums of n terms add n u each, relative to the sum of magnitudes. First order, doubled for the rest.
-    """
-    unit = 2.0**-24
-    score = (attention.head_dim + 3) * 16 * attention.head_dim * attention.sm_scale
-    relative = 2 * (score + 4) + 2 * cells + 4
-    return 2 * relative * unit * magnitude + 1e-37
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.integers(1, 5), st.sampled_from(["reference", "fast"]))
 def test_native_attention_is_within_the_rounding_of_f32(seed: int, cells: int, rows: int, setting: str) -> None:
@@ -119,7 +77,7 @@ def test_native_attention_is_within_the_rounding_of_f32(seed: int, cells: int, r
         session.run([chunk(id, cells - rows)], inputs={"q": q[:-rows], "k": k[:-rows], "v": v[:-rows]})
     got = session.run([chunk(id, rows)], inputs={"q": q[-rows:], "k": k[-rows:], "v": v[-rows:]})["o"]
     want, _, magnitude = by_definition(attention, q[-rows:].astype(float), k.astype(float), v.astype(float), rows)
-    over = np.abs(got - want) / native_bound(attention, cells, magnitude)
+    over = np.abs(got - want) / native_bound(attention, cells, magnitude, 16.0)
     assert over.max() <= 1, f"seed {seed}, cells {cells}, rows {rows}: {over.max()} times the bound at {np.argmax(over)}"
 
 
