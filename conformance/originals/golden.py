@@ -1,11 +1,11 @@
 """Goldens: a mini checkpoint beside what its original class computes from it."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 
+from conformance.golden import save_golden
 from conformance.originals.record import record_original
 
 GREEDY = 8
@@ -23,23 +23,19 @@ def make_golden(source: Path, golden: Path) -> dict[str, np.ndarray]:
     """
     import torch
     import transformers
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import load_file
 
     input_ids = load_file(source / "inputs.safetensors")["input_ids"]
     recorded = record_original(source, input_ids, greedy=GREEDY)
     earlier = source / "expected.safetensors"
     if earlier.exists():
         require_equal(recorded, load_file(earlier))
-    golden.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "model.safetensors", "inputs.safetensors"):
-        shutil.copyfile(source / name, golden / name)
-    save_file({name: np.ascontiguousarray(value) for name, value in recorded.items()}, golden / "expected.safetensors")
     meta = {
         "class": "transformers." + json.loads((source / "config.json").read_text())["architectures"][0],
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "run": "float32, eager attention, on the CPU",
     }
-    (golden / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    save_golden(golden, source, input_ids, recorded, meta)
     return recorded
 
 
