@@ -16,9 +16,9 @@ from poem.language.declarations import Deployment, Layout, Model, Published
 from poem.language.end_of_trace import check_trace, notes_of
 from poem.language.evaluation import Evaluation, Phase
 from poem.language.limits import LIMITS
-from poem.language.loading import PACKAGE, Loaded, load, modules_on_disk
+from poem.language.loading import PACKAGE, Loaded, load
 from poem.language.names import parse_deployment_name
-from poem.language.search_path import default_roots, find_package, read_text
+from poem.language.search_path import ModulesInTexts, ModulesOnDisk, default_roots, find_package, read_text
 from poem.tracer import Tracer
 
 # What runs a phase: `m` and the formats stay in the module from one driver to the next.
@@ -198,9 +198,7 @@ def load_package(path_or_name: str | Path, *, search: Sequence[str | Path] | Non
     """
     roots = default_roots() if search is None else [Path(root) for root in search]
     path = find_package(path_or_name, roots)
-    roots = [path.parent, *roots]
-    loaded = load(path.stem, read_text(path, path.name), modules_on_disk(roots), roots)
-    return Package(loaded, path)
+    return Package(load(path.stem, read_text(path, path.name), ModulesOnDisk([path.parent, *roots])), path)
 
 
 def load_package_from_texts(name: str, files: Mapping[str, str]) -> Package:
@@ -211,4 +209,4 @@ def load_package_from_texts(name: str, files: Mapping[str, str]) -> Package:
     file = f"{name}.poem"
     if file not in files:
         raise PackageError("load.missing-package", f"the texts hold no {file}", phase="load", file=file, found=" ".join(files))
-    return Package(load(name, files[file], lambda module: files.get(module.removeprefix("//"))))
+    return Package(load(name, files[file], ModulesInTexts(files)))

@@ -18,14 +18,15 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The closest candidate within two edits or a third of the name's length, or None."""
+    """The closest candidate within two edits or a third of the name's length, or that the name begins; else None."""
     limit = max(2, len(name) // 3)
     best: tuple[int, str] | None = None
     for candidate in candidates:
-        if abs(len(candidate) - len(name)) > limit:
+        begun = len(name) >= 3 and candidate.startswith(name)
+        if abs(len(candidate) - len(name)) > limit and not begun:
             continue
         distance = edit_distance(name, candidate)
-        if distance <= limit and distance < max(len(name), len(candidate)) and (best is None or distance < best[0]):
+        if (distance <= limit or begun) and distance < max(len(name), len(candidate)) and (best is None or distance < best[0]):
             best = (distance, candidate)
     return best[1] if best else None
 

@@ -37,7 +37,7 @@ def kind_word(item: Any) -> str:
         return "value" if item.kind == "tensor" else item.kind
     if isinstance(item, CacheHandle):
         return "cache" if item.cache.kind == "kv" else "state"
-    return item.word if isinstance(item, Setting) else type(item).__name__
+    return getattr(item, "word", type(item).__name__.lower())
 
 
 @dataclass(frozen=True, slots=True)

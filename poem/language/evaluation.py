@@ -42,6 +42,13 @@ class Evaluation:
         return PackageError(code, message, phase=self.phase, file=file, line=line, column=column, stack=where, **details)
 
 
+    def column_of(self, where: tuple[Frame, ...], name: str) -> int:
+        """The column of the only call of `name` on the line of the innermost frame, or 0."""
+        lines = self.files.get(where[-1].file, "").split("\n") if where else []
+        line = lines[where[-1].line - 1] if where and where[-1].line <= len(lines) else ""
+        calls = [found.start() for found in re.finditer(rf"(?<!\w){re.escape(name)}\(", line)]
+        return calls[0] + 1 if len(calls) == 1 else 0
+
     def function_place(self) -> tuple[Frame, ...]:
         """Where the package defines the function of this phase, as far as its text shows it."""
         for file, text in self.files.items():
@@ -87,7 +94,8 @@ class Call:
 
     def error(self, code: str, message: str, **details: str) -> PackageError:
         """A PackageError at the call."""
-        return self.evaluation.error(code, message, self.where, **details)
+        where = self.where
+        return self.evaluation.error(code, message, where, self.evaluation.column_of(where, self.name), **details)
 
 
 class Foreign:

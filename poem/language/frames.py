@@ -10,8 +10,8 @@ _FRAME = re.compile(r"^  \* (.*):(\d+), in (.*)$", re.MULTILINE)
 
 
 def is_user_file(file: str) -> bool:
-    """Whether `file` is a package's own text: the prelude and the drivers are named `@...`."""
-    return not file.startswith("@")
+    """Whether `file` is a package's own text: the prelude and the drivers are named `@...`, the host's frames `....rs`."""
+    return file.endswith(".poem") and not file.startswith(("@", "/"))
 
 
 @lru_cache(maxsize=4096)

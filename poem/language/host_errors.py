@@ -121,7 +121,8 @@ def _unknown_attribute(evaluation: Evaluation, host: Host, found: re.Match[str])
     if kind != "struct":
         word = {"NoneType": "None", "string": "a string"}.get(kind, f"a {kind}")
         return _error(evaluation, host, f"{evaluation.phase}.unknown-field", f"{word} has no field or method `{name}`", found=name, hint=suggested)
-    base = host.text[: -len(name) - 1] if host.text.endswith(f".{name}") else ""
+    before = re.match(rf"(.*?)\.{name}\b", host.text, re.DOTALL)
+    base = before[1].strip() if before else ""
     base = _alias(evaluation, host, base) if re.fullmatch(r"\w+", base) else base
     if base == "dtype":
         hint = did_you_mean(name, WORDS)
@@ -154,9 +155,7 @@ def unknown_op(evaluation: Evaluation, host: Host, name: str) -> PackageError:
     return _error(evaluation, host, "forward.unknown-op", f"there is no ops.{name}", found=name, hint=hint)
 
 
-def _missing_symbol(evaluation: Evaluation, host: Host, found: re.Match[str]) -> PackageError | None:
-    if not host.file:
-        return None
+def _missing_symbol(evaluation: Evaluation, host: Host, found: re.Match[str]) -> PackageError:
     hint = _suggestion(host.message)
     return _error(evaluation, host, "load.missing-symbol", f"the module defines no `{found[1]}`", found=found[1], hint=hint)
 

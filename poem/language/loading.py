@@ -1,8 +1,7 @@
 """Loads a package: finds its `//lib/` modules, evaluates them and the package, and checks the manifest."""
 
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import starlark
@@ -15,10 +14,10 @@ from poem.language.host_errors import translate
 from poem.language.limits import LIMITS
 from poem.language.manifest import DeclaredDeployment, check_deployments, check_models, check_published, elements
 from poem.language.nesting import check_nesting
-from poem.language.search_path import MODULE_ID, find_module, near_module, read_text
+from poem.language.search_path import MODULE_ID, Modules
+from poem.language.values import kind_of
 from poem.suggest import nearest
 
-ReadModule = Callable[[str], str | None]  # the text of a module id, or None
 FUNCTIONS = {"layout": "(id, deploy)", "formats": "(m)", "caches": "(m, c)", "forward": "(m, inputs)"}
 OPTIONAL_FUNCTIONS = {"media": "(id, deploy)", "generative": "(m)", "diffusion": "(m)"}
 GLOBALS = ("MODELS", "DEPLOYMENTS", "PUBLISHED")
@@ -43,30 +42,20 @@ class Loaded:
 PACKAGE = "@package"
 
 
-def modules_on_disk(roots: Sequence[Path]) -> ReadModule:
-    """Reads `//lib/` modules from the first root that has them."""
-
-    def read(module: str) -> str | None:
-        path = find_module(module, roots)
-        return None if path is None else read_text(path, module.removeprefix("//"))
-
-    return read
-
-
-def load(name: str, text: str, read_module: ReadModule, roots: Sequence[Path] = ()) -> Loaded:
-    """Evaluate a package and everything it loads, and check its manifest. `roots` are only for messages.
+def load(name: str, text: str, modules: Modules) -> Loaded:
+    """Evaluate a package and everything it loads, and check its manifest.
 
     Raises PackageError (`load.*`, `manifest.*`, `call.*`, `phase.wrong`, `budget.*`).
     """
     loaded = Loaded(name, {f"{name}.poem": text})
-    _Loader(loaded, read_module, roots).package()
+    _Loader(loaded, modules).package()
     _manifest(loaded)
     return loaded
 
 
 class _Loader:
-    def __init__(self, loaded: Loaded, read_module: ReadModule, roots: Sequence[Path]) -> None:
-        self.loaded, self.read_module, self.roots = loaded, read_module, roots
+    def __init__(self, loaded: Loaded, modules: Modules) -> None:
+        self.loaded, self.modules = loaded, modules
 
     def package(self) -> None:
         module = self.evaluate(self.loaded.file, self.loaded.files[self.loaded.file], ())
@@ -83,13 +72,26 @@ class _Loader:
                 raise _parse_error(evaluation, str(fault)) from None
             for load in ast.loads():
                 self.load(load.module_id, file, text, chain)
+            self.check_symbols(evaluation, file, text)
             module = host.user_module()
             host.run(evaluation, module, ast, self.loaded.modules, LIMITS.load_seconds)
         except PackageError as error:
+            if error.code == "load.unknown-name" and not chain:  # perhaps a name that the wrong parameter list lacks
+                _check_parameters(evaluation, file, text)
             if chain and not (error.stack and error.stack[0] == chain[0]):
                 error.stack = (*chain, *(error.stack or (Frame(error.file, error.line, "<module>"),)))
             raise
         return module.freeze()
+
+    def check_symbols(self, evaluation: Evaluation, file: str, text: str) -> None:
+        """Load what the file loads, and nothing else: a missing symbol would otherwise show as an unknown name further down."""
+        loads = list(_LOAD.finditer(text))
+        if loads:
+            alone, end = "", 0
+            for found in loads:
+                alone += "\n" * text.count("\n", end, found.start()) + found[0]
+                end = found.end()
+            host.run(evaluation, starlark.Module(), host.parse(file, alone), self.loaded.modules, LIMITS.load_seconds)
 
     def load(self, module: str, file: str, text: str, chain: tuple[Frame, ...]) -> None:
         """Evaluate a loaded module, unless that was done."""
@@ -112,12 +114,11 @@ class _Loader:
             return
         if len(self.loaded.files) >= LIMITS.files:
             raise refuse("load.too-large", f"a package loads at most {LIMITS.files} files", expected=f"at most {LIMITS.files} files")
-        found = self.read_module(module)
+        found = self.modules.read(module)
         if found is None:
-            near = near_module(module, self.roots) or nearest(module, (f"//{name}" for name in self.loaded.files))
-            searched = ", ".join(str(root) for root in self.roots) or "only the texts that the file carries"
+            near = nearest(module, self.modules.known())
             raise refuse(
-                "load.missing-module", f'there is no "{module}"; searched: {searched}', found=module,
+                "load.missing-module", f'there is no "{module}"; searched: {self.modules.searched}', found=module,
                 hint=f'did you mean "{near}"?' if near else "",
             )  # fmt: skip
         self.loaded.files[own] = found
@@ -132,6 +133,10 @@ def _parse_error(evaluation: Evaluation, told: str) -> PackageError:
         lines = evaluation.files.get(error.file, "").split("\n")
         error.found = lines[error.line - 1].strip()[:120] if 0 < error.line <= len(lines) else ""
     return error
+
+
+# A load statement at the top level; strings in it hold no brackets.
+_LOAD = re.compile(r"^load\([^()]*\)", re.MULTILINE)
 
 
 def _line_of_load(text: str, module: str) -> int:
@@ -176,8 +181,10 @@ def _manifest(loaded: Loaded) -> None:
             expected = f"def {name}{FUNCTIONS[name]}" if name in FUNCTIONS else f"{name} = [...]"
             raise refuse("manifest.missing", f"the package defines no {name}", where, expected=expected, hint=hint)
     for name, parameters in {**FUNCTIONS, **OPTIONAL_FUNCTIONS}.items():
-        if name in given:
-            _check_function(text, name, parameters, given[name], place(name), refuse)
+        if name in given and getattr(given[name], "word", "") != "function":
+            message = f"{name} must be a function {name}{parameters}"
+            raise refuse("manifest.bad-function", message, place(name), expected=f"def {name}{parameters}", found=kind_of(given[name]))
+    _check_parameters(evaluation, loaded.file, text)
     models = elements("MODELS", given["MODELS"], Model, place("MODELS"), refuse)
     loaded.models = check_models(models, place("MODELS"), refuse)
     declared = elements("DEPLOYMENTS", given["DEPLOYMENTS"], DeclaredDeployment, place("DEPLOYMENTS"), refuse)
@@ -217,21 +224,20 @@ def _read_globals(loaded: Loaded, evaluation: Evaluation, optional: Sequence[str
     return given
 
 
-def _check_function(
-    text: str, name: str, parameters: str, given: Any, where: tuple[Frame, ...], refuse: Callable[..., PackageError]
-) -> None:
-    if getattr(given, "word", "") != "function":
-        raise refuse("manifest.bad-function", f"{name} must be a function {name}{parameters}", where, expected=f"def {name}{parameters}")
-    found = re.search(rf"^def[ \t]+{name}[ \t]*\(", text, re.MULTILINE)
-    if found is None:
-        return
-    least, most = _arity(text, found.end())
-    wanted = parameters.count(",") + 1
-    if not least <= wanted <= most:
-        raise refuse(
-            "manifest.bad-function", f"{name} takes {parameters}, {wanted} parameters by position", where,
-            expected=f"def {name}{parameters}", found=f"{least} parameters",
-        )  # fmt: skip
+def _check_parameters(evaluation: Evaluation, file: str, text: str) -> None:
+    """Refuse a function that the front end could not call (`manifest.bad-function`)."""
+    for name, parameters in {**FUNCTIONS, **OPTIONAL_FUNCTIONS}.items():
+        found = re.search(rf"^def[ \t]+{name}[ \t]*\(", text, re.MULTILINE)
+        if found is None:
+            continue
+        least, most = _arity(text, found.end())
+        wanted = parameters.count(",") + 1
+        if not least <= wanted <= most:
+            where = (Frame(file, text.count("\n", 0, found.start()) + 1, "<module>"),)
+            raise evaluation.error(
+                "manifest.bad-function", f"{name} takes {parameters}, {wanted} by position", where,
+                expected=f"def {name}{parameters}", found=f"{least} parameters",
+            )  # fmt: skip
 
 
 def _arity(text: str, at: int) -> tuple[int, float]:

@@ -1,7 +1,7 @@
 """Where packages and `//lib/` modules are found: the file's own folder, $POEM_HOME/models, the models shipped with Poem."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from poem.errors import PackageError
@@ -67,19 +67,45 @@ def list_packages(roots: Sequence[Path]) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
-def find_module(module: str, roots: Sequence[Path]) -> Path | None:
-    """The file of a `//lib/` module that passed `MODULE_ID`, or None. A symlink that leaves its root counts as absent."""
-    for root in roots:
-        path = root / module.removeprefix("//")
-        if path.is_file() and path.resolve().is_relative_to(root.resolve()):
-            return path
-    return None
+class ModulesOnDisk:
+    """The `//lib/` modules of some roots; the first root that has a module wins."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = list(dict.fromkeys(roots))
+
+    @property
+    def searched(self) -> str:
+        return ", ".join(str(root) for root in self.roots)
+
+    def read(self, module: str) -> str | None:
+        """The text of a module that passed `MODULE_ID`, or None. A symlink that leaves its root counts as absent."""
+        for root in self.roots:
+            path = root / module.removeprefix("//")
+            if path.is_file() and path.resolve().is_relative_to(root.resolve()):
+                return read_text(path, module.removeprefix("//"))
+        return None
+
+    def known(self) -> list[str]:
+        """Every module id, for suggestions."""
+        return [f"//{path.relative_to(root).as_posix()}" for root in self.roots for path in (root / "lib").glob("**/*.poem")]
 
 
-def near_module(module: str, roots: Sequence[Path]) -> str | None:
-    """The `//lib/` module whose id is nearest to `module`."""
-    known = [f"//{path.relative_to(root).as_posix()}" for root in roots for path in (root / "lib").glob("**/*.poem")]
-    return nearest(module, known)
+class ModulesInTexts:
+    """The modules among the texts that an artifact carries."""
+
+    searched = "only the texts that the file carries"
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = files
+
+    def read(self, module: str) -> str | None:
+        return self.files.get(module.removeprefix("//"))
+
+    def known(self) -> list[str]:
+        return [f"//{file}" for file in self.files if file.startswith("lib/")]
+
+
+Modules = ModulesOnDisk | ModulesInTexts
 
 
 def read_text(path: Path, shown: str) -> str:

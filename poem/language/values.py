@@ -18,6 +18,7 @@ class ReservedDtype:
     """A dtype word that is kept for later."""
 
     __slots__ = ("name",)
+    word = "dtype"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -80,8 +81,6 @@ def _size(given: Any) -> int:
 
 def number(given: Any) -> float:
     """A finite int or float, as a float."""
-    if isinstance(given, Foreign) and given.word == "number that is not finite":
-        raise Unfit("call.bad-value", "a finite number")
     if isinstance(given, bool) or not isinstance(given, (int, float)):
         raise Unfit
     try:

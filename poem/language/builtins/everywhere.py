@@ -47,7 +47,12 @@ def foreign(word: str) -> starlark.OpaquePythonObject:
     return starlark.OpaquePythonObject(Foreign(word))
 
 
-UNGUARDED = {f"_py_{f.__name__}": f for f in (dtype_words, dtype_handle, weight_groups, compute_words, foreign)}
+def infinite(text: str) -> starlark.OpaquePythonObject:
+    """The handle of a float that does not cross by itself: an infinity or nan."""
+    return starlark.OpaquePythonObject(math.inf if "inf" in text else math.nan)
+
+
+UNGUARDED = {f"_py_{f.__name__}": f for f in (dtype_words, dtype_handle, weight_groups, compute_words, foreign, infinite)}
 
 
 @entry

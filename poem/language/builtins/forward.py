@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import starlark
 
+from poem.errors import PackageError
 from poem.graph import Attribute, Fold
 from poem.language.builtins.record import builtin, check_phase, entry
 from poem.language.evaluation import Call, Evaluation
@@ -62,7 +63,12 @@ def op(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: d
     if evaluation.phase != "forward":
         check_phase(Call(evaluation, f"ops.{name}", stack), ("forward",))
     tracer = _tracer(evaluation)
-    results = tracer.call(name, args, kwargs, user_frames(stack))
+    where = user_frames(stack)
+    try:
+        results = tracer.call(name, args, kwargs, where)
+    except PackageError as error:
+        error.column = evaluation.column_of(where, f"ops.{name}")
+        raise
     several = isinstance(results, tuple)
     listed = list(results) if several else [] if results is None else [results]
     plan = tracer.plan(name, len(args), list(kwargs))
