@@ -31,6 +31,9 @@ class Weights(Mapping[str, Tensor]):
         param = self._params[name]
         return self._container.tensor(name, Dtype(param.dtype), param.shape)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._params
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._params)
 
@@ -46,6 +49,9 @@ class SideFiles(Mapping[str, bytes]):
 
     def __getitem__(self, name: str) -> bytes:
         return self._container.side_file(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._container.side_files()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._container.side_files())

@@ -1,6 +1,7 @@
 """From a plan to a `.zt` file: weights stream one at a time, and the file appears whole or not at all."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,8 @@ def write_artifact(path: str | Path, plan: ImportPlan, progress: Progress | None
     """
     objects: dict[str, Callable[[], Object]] = {name: _maker(plan, landing) for name, landing in plan.landings.items()}
     for name in plan.checkpoint.side_files:
-        if name not in CONFIGS:
-            objects[SIDE_FILE + name] = _side_file(plan, name)
+        if name not in CONFIGS:  # read before the first byte is written: one may be too large, or have no faithful form
+            objects[SIDE_FILE + name] = partial(side_file_object, plan.checkpoint.side_files[name])
     return publish(path, objects, attributes(plan), total=plan.nbytes, progress=progress)
 
 
@@ -76,7 +77,3 @@ def _strips(plan: ImportPlan, landing: Prepared) -> Iterator[np.ndarray]:
         if held > EVICT_BYTES or stop == landing.param.shape[0]:
             plan.checkpoint.evict()
             held = 0
-
-
-def _side_file(plan: ImportPlan, name: str) -> Callable[[], Object]:
-    return lambda: side_file_object(plan.checkpoint.side_files[name])

@@ -22,6 +22,9 @@ class SideFiles(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         return self._readers[name]()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._readers
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._readers)
 

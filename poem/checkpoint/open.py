@@ -33,8 +33,14 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         return _open_files(str(source), weight_files(path), path)
     if path.suffix in PICKLES:
         raise pickle_refused(path)
-    if path.suffix in (".safetensors", ".gguf") or path.exists():
+    if path.suffix in (".safetensors", ".gguf"):
         return _open_files(str(source), [path], path.parent if path.suffix == ".safetensors" else None)
+    if path.exists():
+        raise CheckpointError(
+            "import.not-found", "this is no checkpoint", phase="import", file=str(source),
+            expected="a folder, a .safetensors or a .gguf file", found=path.suffix or "no ending",
+            hint="a .zt file is imported already: run it" if path.suffix == ".zt" else "",
+        )  # fmt: skip
     if hub.is_hub_name(str(source)):
         return _open_hub(str(source))
     raise CheckpointError(

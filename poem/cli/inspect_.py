@@ -52,7 +52,7 @@ def _artifact(file: str) -> dict[str, Any]:
         for name in container.weights()
     ]
     attributes = container.attributes
-    prefix, shown_apart = "poem.package/files/", ("poem.package/", "poem.source/", "poem.config/")
+    prefix, shown_apart = "poem.package/files/", ("poem.package/", "poem.source/", "poem.config/", "poem.deployment")
     return {
         "kind": "zt",
         "file": file,
@@ -70,19 +70,20 @@ def _artifact(file: str) -> dict[str, Any]:
 
 def as_text(described: dict[str, Any]) -> str:
     """The description for a terminal: what the file is, then its tensors by name."""
+    label = "  {:<15}{}".format
     head = [f"{described['file']}: {described['kind']}, {len(described['tensors'])} tensors, {as_bytes(described['bytes'])}"]
     for key in ("deployment", "package"):
         if described.get(key):
-            head.append(f"  {key + ':':<12}{described[key]}")
+            head.append(label(f"{key}:", described[key]))
     for key in ("package_files", "side_files"):
         if described.get(key):
-            head.append(f"  {key.replace('_', ' ') + ':':<12}{', '.join(described[key])}")
-    head += [f"  {key + ':':<12}{value}" for key, value in described["source"].items()]
+            head.append(label(key.replace("_", " ") + ":", ", ".join(described[key])))
+    head += [label(f"{key}:", value) for key, value in described["source"].items()]
     head += [f"  {key} = {value}" for key, value in described["metadata"].items()]
     rows = [(t["name"], t["dtype"], "[" + ", ".join(map(str, t["shape"])) + "]", as_bytes(t["bytes"])) for t in described["tensors"]]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     lines = [f"{name:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}}  {size:>{widths[3]}}" for name, dtype, shape, size in rows]
-    return "\n".join([*head, "", *lines] if lines else head)
+    return "\n".join(_printable(line) for line in ([*head, "", *lines] if lines else head))
 
 
 def as_bytes(count: int) -> str:
@@ -93,6 +94,11 @@ def as_bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError
+
+
+def _printable(line: str) -> str:
+    """A line without control characters: names and texts come from files that nobody vouches for."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 
 
 def _short(value: Any) -> Any:

@@ -103,7 +103,8 @@ def _named(packages: Sequence[Any], name: str) -> tuple[Any, Deployment]:
             faults.append(fault)
     if not faults:
         raise CheckpointError("import.no-deployment", "no package was found", phase="import", expected=name)
-    raise next((fault for fault in faults if fault.code != "name.unknown-model"), faults[0])
+    # A package that knows the model says what is wrong with the rest; else one that has a model of a similar name.
+    raise max(faults, key=lambda fault: (fault.code != "name.unknown-model", bool(fault.hint)))
 
 
 def _candidates(packages: Sequence[Any], model: str | None) -> list[tuple[Any, Deployment]]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from poem.checkpoint import Checkpoint
+from poem.checkpoint.families.common import ACTIVATION_SCALES
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
@@ -30,6 +31,9 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._landings[name].whole()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._landings
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._landings)
@@ -130,6 +134,9 @@ def plan_format(
     if unlanded:
         faults.append(coverage.unlanded(checkpoint, unlanded, unread))
     notes = coverage.partly_read(checkpoint, (use for found in uses.values() for use in found))
+    dropped = sum(name.endswith(ACTIVATION_SCALES) for name in read)
+    if dropped:
+        notes.append(f"{dropped} static scales of activations are dropped: activations are left alone, or quantised as they come")
     if unread and not mini:
         faults.append(coverage.unread_tensors(checkpoint, unread, unlanded))
     elif unread:

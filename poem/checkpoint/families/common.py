@@ -11,7 +11,7 @@ from poem.dtypes import Dtype, Plane
 from poem.dtypes.tensor import STORAGE, Tensor
 from poem.errors import CheckpointError
 
-_ACTIVATION_SCALES = ("input_scale", "activation_scale", "input_global_scale")
+ACTIVATION_SCALES = ("input_scale", "activation_scale", "input_global_scale")
 
 
 def module_of(name: str) -> str:
@@ -26,7 +26,7 @@ def companions(table: Table, name: str, *found: RawTensor | None) -> tuple[str, 
     """
     module = module_of(name)
     joint = "." if name.endswith(".weight") else "_"
-    dropped = [f"{module}{joint}{scale}" for scale in _ACTIVATION_SCALES]
+    dropped = [f"{module}{joint}{scale}" for scale in ACTIVATION_SCALES]
     return (*(tensor.name for tensor in found if tensor is not None), *(scale for scale in dropped if scale in table))
 
 

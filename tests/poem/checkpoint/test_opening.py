@@ -132,6 +132,9 @@ def test_nothing_to_read_says_what_was_looked_for(tmp_path: Path) -> None:
     assert "model.safetensors" in fault.expected
     assert "readme.md" in fault.found
     assert refused(tmp_path / "absent").code == "import.not-found"
+    assert refused(tmp_path / "readme.md").found == ".md"
+    (tmp_path / "model.zt").write_bytes(b"x")
+    assert "imported already" in refused(tmp_path / "model.zt").hint
     assert refused(tmp_path / "absent.gguf").code == "import.not-found"
 
 

@@ -438,6 +438,9 @@ def test_inspect_tells_the_same_of_a_file_in_every_format(imported: Path, tmp_pa
     found = json.loads(capsys.readouterr().out)
     assert (found["kind"], found["bytes"]) == ("safetensors", 12)
     assert found["tensors"] == [{"name": "w", "dtype": "f16", "shape": [2, 3], "bytes": 12}]
+    write_checkpoint(tmp_path / "hostile", {"w\x1b[31m\n": np.zeros(1, np.uint8)})
+    assert main(["inspect", str(tmp_path / "hostile")]) == 0
+    assert "w\\x1b[31m\\n  u8" in capsys.readouterr().out
     assert main(["inspect", str(folder)]) == 0
     assert "w  f16  [2, 3]  12 B" in capsys.readouterr().out
 

@@ -260,6 +260,20 @@ def test_integers_and_floats_are_not_turned_into_each_other(array: np.ndarray, w
     assert caught.value.code == "import.illegible"
 
 
+def test_static_scales_of_activations_are_read_dropped_and_mentioned_once(tmp_path: Path) -> None:
+    plan = one(tmp_path, FP8 | {"w.input_scale": np.ones(1, np.float32)}, "e4m3tile128", (256, 128))
+    assert [note for note in plan.notes if "static scales" in note] == [
+        "1 static scales of activations are dropped: activations are left alone, or quantised as they come"
+    ]
+
+
+def test_asking_whether_a_weight_is_there_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_import(opened(tmp_path), [package(WEIGHTS, READ)])
+    monkeypatch.setattr("poem.importer.landing.Prepared.whole", lambda self: pytest.fail("a weight was read"))
+    assert "embed" in plan.weights
+    assert "absent" not in plan.weights
+
+
 def test_a_scalar_lands_in_a_weight_of_one_element(tmp_path: Path) -> None:
     assert one(tmp_path, {"w.weight": np.array(2.5, np.float32)}, "f32", (1,)).weights["w"].planes["data"].tolist() == [2.5]
 
