@@ -21,7 +21,7 @@ from interp import Session
 from poem.batch import Chunk
 from poem.graph import Graph, Node, Ref
 
-RUNS = 16
+RUNS = 12
 POOL = 1 << 18  # random numbers drawn at once
 PERTURBED = ("original", "native")
 

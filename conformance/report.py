@@ -148,7 +148,6 @@ class Trace:
     model: str
     nodes: int
     weights: int
-    digest: str
 
 
 @dataclass(slots=True)

@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Checks and prints the report. Returns 0 if everything agrees, 1 if something differs. Raises PoemError if it cannot run."""
-    from conformance.check import Options, check
+    from conformance.check import check
+    from conformance.options import Options
     from conformance.report_text import render
 
     names = ("package", "model", "deployment", "checkpoint", "golden", "against", "save_golden", "mode", "only", "seed")

@@ -64,7 +64,7 @@ CASES = [
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("mode", ["exact", "native"])
 def test_a_right_model_agrees_with_the_original_class(mini: str, dtype: str, mode: str) -> None:
-    found = subject(mini, dtype).compare(mode)
+    found = subject(mini, dtype).compared(mode)
     assert found.verdict == "agrees", shown(found)
     assert found.worst <= 1.0, f"{found.where} is at {found.worst} of its bound"
     assert found.greedy is not None
@@ -77,7 +77,7 @@ def shown(found: Comparison) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_wrong_op_is_found_in_its_layer_at_its_line(case: Case) -> None:
-    found = subject(case.mini, change=case.change()).compare("exact")
+    found = subject(case.mini, change=case.change()).compared("exact")
     assert found.verdict == "differs", f"worst {found.worst} at {found.where}"
     first = found.faults[0]
     assert (first.layer, first.line.line, first.handed) == (case.layer, LINES[case.line], case.handed), shown(found)
@@ -86,22 +86,24 @@ def test_a_wrong_op_is_found_in_its_layer_at_its_line(case: Case) -> None:
 
 
 def test_a_fault_in_every_layer_is_one_fault_that_names_the_others() -> None:
-    found = subject("llama31-mini", change=on("rope", 4, 10000.0)()).compare("exact")
+    found = subject("llama31-mini", change=on("rope", 4, 10000.0)()).compared("exact")
     assert [fault.line.line for fault in found.faults] == [LINES["rope"]], shown(found)
     assert found.faults[0].again == [1]
 
 
 def test_native_mode_finds_what_is_larger_than_its_rounding_and_names_the_rounding_in_the_bound() -> None:
-    found = subject("llama31-mini", change=on("attend", 5, 0.25)()).compare("native")
+    found = subject("llama31-mini", change=on("attend", 5, 0.25)()).compared("native")
     assert found.faults[0].line.line == LINES["attend"], shown(found)
     assert found.faults[0].reason in ("rounding the result to bf16", "kv cells stored in bf16")
 
 
 def test_an_original_without_modules_gives_the_layer_and_its_lines() -> None:
     whole = open_golden(folder("llama31-mini"))
-    bare = Golden(whole.place, whole.tokens, {name: array for name, array in whole.expected.items() if "." not in name or name[0] in "hg"}, {})
+    bare = Golden(
+        whole.place, whole.tokens, {name: array for name, array in whole.expected.items() if "." not in name or name[0] in "hg"}, {}
+    )
     assert not bare.fine
-    found = subject("llama31-mini", change=on("mlp_norm", 2, 0.1, layer=1)(), golden=bare).compare("exact")
+    found = subject("llama31-mini", change=on("mlp_norm", 2, 0.1, layer=1)(), golden=bare).compared("exact")
     first = found.faults[0]
     # The norm of layer 1 spoils the last hidden state, which the original keeps after the final norm.
     assert first.tensor == "hidden.2", shown(found)
@@ -113,7 +115,7 @@ def test_nan_in_a_result_is_a_difference_however_wide_the_bound() -> None:
     golden = open_golden(folder("llama31-mini"))
     logits = golden.expected["logits"].copy()
     logits[3, 7] = np.nan
-    found = subject("llama31-mini", golden=Golden("", golden.tokens, {**golden.expected, "logits": logits}, {})).compare("exact")
+    found = subject("llama31-mini", golden=Golden("", golden.tokens, {**golden.expected, "logits": logits}, {})).compared("exact")
     assert found.verdict == "differs"
     assert found.faults[0].special == 1
     assert found.faults[0].index == [3, 7]
@@ -124,7 +126,7 @@ def test_scaling_the_embedding_beside_the_table_is_no_fault_when_what_follows_ag
     golden = open_golden(folder("llama31-mini"))
     name = "module.model.embed_tokens.output"
     scaled = Golden("", golden.tokens, {**golden.expected, name: golden.expected[name] * np.float32(0.5)}, {})
-    found = subject("llama31-mini", golden=scaled).compare("exact")
+    found = subject("llama31-mini", golden=scaled).compared("exact")
     assert found.verdict == "agrees", shown(found)
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -17,34 +18,34 @@ INF = float("inf")
 
 
 def fault(**changes: Any) -> Fault:
-    given: dict[str, Any] = dict(
+    usual = Fault(
         op="elemwise.rope", layer=0, line=Line("lib/blocks.poem", 5, "q, k = ops.elemwise.rope(q, k)", ["llama_3.poem:160"]), handed=False,
-        instead="", tensor="attention.0.query", index=[3, 17], got=0.5, want=0.25, ulps=8388608, bound=1e-7, reason="f32 rounding of each step",
-        fraction=2.5e6, special=0, region=[], again=[1], heat=np.array([[0.5, 2.5e6], [INF, 0.0]]),
+        instead="", tensor="attention.0.query", index=[3, 17], got=0.5, want=0.25, ulps=8388608, bound=1e-7,
+        reason="f32 rounding of each step", fraction=2.5e6, special=0, region=[], again=[1], heat=np.array([[0.5, 2.5e6], [INF, 0.0]]),
     )  # fmt: skip
-    return Fault(**{**given, **changes})
+    return replace(usual, **changes)
 
 
 def comparison(**changes: Any) -> Comparison:
-    given: dict[str, Any] = dict(
+    usual = Comparison(
         deployment="llama31-mini-bf16-kv-bf16", model="llama31-mini", mode="exact", golden="goldens/llama31-mini", verdict="agrees",
         worst=0.9, where="hidden.1", reason="f32 rounding", seconds=0.1,
         rows=[Row("hidden.0", None, 0, 0.0, 1.0, 0.0, 0.0, [0, 0]), Row("hidden.1", 0, 9.5, 5e-14, 1.0, 0.02, 5e-4, [1, 2]),
               Row("logits", None, 20.0, 1e-13, 1.0, 0.03, 4e-4, [2, 3])],
         ops=[Op("elemwise.rope", 0, "attention.0.query", "lib/blocks.poem", 5, 0.2)], greedy=Greedy(8, 8, [], []),
     )  # fmt: skip
-    return Comparison(**{**given, **changes})
+    return replace(usual, **changes)
 
 
 def wrong(**changes: Any) -> Comparison:
     rows = [Row("hidden.0", None, 0, 0.0, 1.0, 0.0, 0.0, [0, 0]), Row("hidden.1", 0, 5e6, 0.01, 0.9948, 6550.0, 5e-4, [1, 2]),
             Row("logits", None, 1e7, 0.02, 0.99, 5790.0, 4e-4, [2, 3])]  # fmt: skip
-    given = dict(verdict="differs", worst=2.5e6, rows=rows, faults=[fault()], greedy=Greedy(8, 6, [[26, 1, 2]], [[25, 212, 199]]))
-    return comparison(**{**given, **changes})
+    greedy = Greedy(8, 6, [[26, 1, 2]], [[25, 212, 199]])
+    return replace(comparison(verdict="differs", worst=2.5e6, rows=rows, faults=[fault()], greedy=greedy), **changes)
 
 
 def report(*comparisons: Comparison, notes: list[str] | None = None) -> Report:
-    traces = [Trace("llama31-mini-bf16-kv-bf16", "llama31-mini", 30, 19, "ab" * 32)]
+    traces = [Trace("llama31-mini-bf16-kv-bf16", "llama31-mini", 30, 19)]
     return Report("llama_3", "models/llama_3.poem", traces, list(comparisons), notes or [], 0, ["poem-check", "models/llama_3.poem"], 0.5)
 
 
@@ -137,7 +138,7 @@ NUMBER = (int, float, str)  # "nan", "inf" and "-inf" are text
 SCHEMA: dict[str, Any] = {
     "schema": int, "verdict": str, "exit_code": int, "package": str, "file": str, "seed": int, "command": [str], "seconds": float,
     "notes": [str],
-    "traces": [{"deployment": str, "model": str, "nodes": int, "weights": int, "digest": str}],
+    "traces": [{"deployment": str, "model": str, "nodes": int, "weights": int}],
     "comparisons": [{
         "deployment": str, "model": str, "mode": str, "golden": str, "verdict": str, "worst": NUMBER, "where": str, "reason": str,
         "seconds": float, "notes": [str],

@@ -1,0 +1,101 @@
+"""Comparisons with what the user names: a checkpoint, a golden, the original class."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.golden import INPUTS, Golden, open_golden, save_golden
+from conformance.options import Options
+from conformance.report import Report
+from conformance.planned import inexact, subject_of
+from conformance.traces import traced
+from poem.checkpoint import Checkpoint, open_checkpoint
+from poem.errors import UsageError
+from poem.importer import plan_import
+
+if TYPE_CHECKING:
+    from poem.package import Package
+
+GREEDY = 8  # tokens the original decodes
+PROMPT = 24  # tokens of a prompt drawn at random
+
+
+def compare_given(package: "Package", options: Options, report: Report, progress: Callable[[str], None]) -> None:
+    """Compare the deployment that a checkpoint fits with a golden, with the original class, or its two modes with each other."""
+    source = options.checkpoint or options.golden
+    assert source is not None
+    checkpoint = open_checkpoint(source)
+    plan = plan_import(checkpoint, [package], deployment=options.deployment, model=options.model)
+    graph = package.trace(plan.deployment)
+    report.traces = [traced(graph)]
+    report.notes += list(plan.notes)
+    golden: Golden | None = None
+    if options.against:
+        golden = _original(checkpoint, Path(source), options, progress)
+    elif options.golden:
+        golden = open_golden(options.golden)
+    reason = inexact(plan)
+    if golden is not None and reason:
+        raise UsageError(
+            "check.inexact", f"the weights of {plan.deployment.name} are not the original's: {reason}", phase="check",
+            hint="name a deployment with --deployment that keeps the checkpoint's weights as they are",
+        )  # fmt: skip
+    if golden is None:
+        progress(f"running {plan.deployment.name} in exact and native mode")
+        subject = subject_of(plan, graph, _prompt_alone(checkpoint, options), options)
+        report.comparisons.append(subject.compare_modes())
+        report.notes.append("no original was given: native mode was compared with exact mode. Add --against transformers or --golden DIR")
+        return
+    progress(f"comparing {plan.deployment.name}")
+    subject = subject_of(plan, graph, golden, options)
+    report.comparisons += [subject.compared(mode) for mode in options.modes]
+
+
+def _original(checkpoint: Checkpoint, folder: Path, options: Options, progress: Callable[[str], None]) -> Golden:
+    """Run the original class of a checkpoint."""
+    tokens = _prompt_of(options.golden) if options.golden else _random_prompt(checkpoint, options.seed)
+    progress("running the original class in transformers")
+    try:
+        import torch
+        import transformers
+
+        from conformance.originals import record_original
+    except ModuleNotFoundError as missing:
+        raise UsageError(
+            "check.original", f"{missing.name} is not installed", phase="check", hint="pip install 'poem-models[oracles]'"
+        ) from None
+    if not folder.is_dir():
+        raise UsageError(
+            "check.original", "transformers loads a folder with config.json and weights", phase="check", file=str(folder),
+            expected="--checkpoint DIR", found="a file or a name",
+        )  # fmt: skip
+    recorded = record_original(folder, np.array(tokens), greedy=GREEDY)
+    architectures = checkpoint.config.get("architectures") or ["?"]
+    meta = {
+        "class": f"transformers.{architectures[0]}",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "run": "float32, eager attention, on the CPU",
+    }
+    if options.save_golden:
+        small = save_golden(Path(options.save_golden), folder, np.array(tokens), recorded, meta)
+        progress(f"golden saved in {options.save_golden}{'' if small else ', without the weights, which are too large to commit'}")
+    return Golden(f"{meta['class']} of {folder}", tokens, recorded, meta)
+
+
+def _prompt_of(folder: str) -> tuple[int, ...]:
+    """The prompt of a golden folder, which need not hold more."""
+    inputs = open_checkpoint(Path(folder) / INPUTS)
+    return tuple(int(token) for token in inputs.tensor("input_ids").planes["data"].reshape(-1))
+
+
+def _random_prompt(checkpoint: Checkpoint, seed: int) -> tuple[int, ...]:
+    """Token ids drawn evenly from the vocabulary, the first few left out: they are often special."""
+    vocabulary = checkpoint.config.get("vocab_size") or (checkpoint.config.get("text_config") or {}).get("vocab_size") or 256
+    return tuple(np.random.default_rng(seed).integers(min(3, vocabulary - 1), vocabulary, PROMPT).tolist())
+
+
+def _prompt_alone(checkpoint: Checkpoint, options: Options) -> Golden:
+    """A golden without an original: only a prompt."""
+    return Golden("exact mode", _random_prompt(checkpoint, options.seed), {}, {})
