@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from poem.cli.watch import watched
 from poem.errors import PoemError
+from poem.home import copy_shipped
 
 # A subcommand is a module of this package with `add_arguments(parser)` and `run(arguments) -> exit code`.
 SUBCOMMANDS = {
@@ -27,8 +29,13 @@ CANNOT_RUN = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code. A user's mistake is printed, never raised."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    """Run one command line; returns the exit code. A user's mistake is printed, never raised.
+
+    Without `argv`, that of the process is run in a child that is watched over.
+    """
+    if argv is None:
+        return _command_line(sys.argv[1:])
+    argv = list(argv)
     name = next((word for word in argv if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="poem", description="Models as short files: check, import, run.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -57,4 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check() -> int:
     """`poem-check ...` is `poem check ...`."""
-    return main(["check", *sys.argv[1:]])
+    return _command_line(["check", *sys.argv[1:]])
+
+
+def _command_line(argv: Sequence[str]) -> int:
+    def command(argv: Sequence[str]) -> int:
+        for warning in copy_shipped():
+            print(f"poem: {warning}", file=sys.stderr)
+        return main(argv)
+
+    return watched(command, argv)

@@ -1,6 +1,7 @@
 """The Starlark host: dialect, prelude, and evaluation under limits, with every failure turned into a PoemError."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ def run(
     options = starlark.EvalOptions(check_cancelled=_watch(evaluation, seconds), max_callstack_size=LIMITS.depth)
     token = CURRENT.set(evaluation)
     try:
-        with _bounded_memory():
+        with _bounded(evaluation, seconds):
             starlark.eval_with(options, module, ast, GLOBALS, loader(modules))
     except PoemError:
         raise
@@ -166,19 +167,35 @@ def _watch(evaluation: Evaluation, seconds: float) -> Callable[[], bool]:
 
 
 @contextmanager
-def _bounded_memory() -> Iterator[None]:
-    """While LIMITS.address_space is set: no allocation may take the address space further than that."""
+def _bounded(evaluation: Evaluation, seconds: float) -> Iterator[None]:
+    """While LIMITS.address_space is set: no allocation may take the address space further than that.
+
+    The host then panics or aborts, and says so on standard error, which is of no use to anybody: that is closed meanwhile.
+    """
     if LIMITS.address_space is None:
         yield
         return
     import resource
 
+    if LIMITS.announce is not None:
+        LIMITS.announce(f"{evaluation.phase}\t{next(iter(evaluation.files), '')}\t{seconds}")
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = _memory(0) + LIMITS.address_space
     if before[1] != resource.RLIM_INFINITY:
         limit = min(limit, before[1])
+    sys.stderr.flush()
+    told, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    ours, sys.stderr = sys.stderr, os.fdopen(os.dup(told), "w", buffering=1)
+    os.dup2(nowhere, 2)
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+        os.dup2(told, 2)
+        sys.stderr.close()
+        sys.stderr = ours
+        os.close(told)
+        os.close(nowhere)
+        if LIMITS.announce is not None:
+            LIMITS.announce("")

@@ -1,5 +1,6 @@
 """How much a package may use. Package text is untrusted: each limit has its own error."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -16,6 +17,7 @@ class Limits:
     memory_bytes: how much the process may grow while a package is evaluated; looked at from time to time.
     address_space: when set, also a hard limit (bytes above what is in use) that stops a single huge allocation. The
         process may then be aborted by the host, so only commands that watch over a child of theirs set it.
+    announce: told what is evaluated, as phase, file and seconds between tabs, and "" when that has ended.
     """
 
     file_bytes: int = 1 << 20
@@ -32,6 +34,7 @@ class Limits:
     name_bytes: int = 1024
     memory_bytes: int = 2 << 30
     address_space: int | None = None
+    announce: Callable[[str], object] | None = None
 
 
 LIMITS = Limits()
