@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -112,11 +113,22 @@ def _open(arguments: argparse.Namespace) -> tuple["OpenModel", Tokenizer, Sessio
     from interp import Session as Interpreter
     from poem.cli.open_model import open_model
 
-    model = open_model(arguments.model, arguments.checkpoint, arguments.deployment)
+    with _working(f"opening {arguments.model}"):
+        model = open_model(arguments.model, arguments.checkpoint, arguments.deployment)
+        tokenizer = Tokenizer.from_side_files(model.side_files)
+        session = Interpreter(model.graph, model.weights, mode=arguments.mode, setting=arguments.setting)
     for note in model.notes:
         print(f"poem run: {note}", file=sys.stderr)
-    tokenizer = Tokenizer.from_side_files(model.side_files)
-    return model, tokenizer, Interpreter(model.graph, model.weights, mode=arguments.mode, setting=arguments.setting)
+    return model, tokenizer, session
+
+
+def _working(what: str) -> AbstractContextManager[Any]:
+    """Shows on a terminal that something takes its time."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(what)
 
 
 def _encode(arguments: argparse.Namespace, template: Any, tokenizer: Tokenizer, prompt: str) -> list[int]:
