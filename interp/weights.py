@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from interp.numeric import Numeric
-from poem.dtypes import leaves
+from poem.dtypes import activation
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
 from poem.graph import Param
@@ -14,8 +14,6 @@ from poem.graph import Param
 STRIP_BYTES = 1 << 25
 # In the fast setting up to this many rows are multiplied one by one: BLAS reads a matrix faster for a vector than for few rows.
 VECTOR_ROWS = 4
-ACTIVATION_RUN = 128
-LARGEST_E4M3 = 448.0
 
 
 class WeightStore:
@@ -69,10 +67,10 @@ class WeightStore:
                 return np.stack([np.dot(row, factor) for row in x])
             return np.dot(x, factor)
         if w.dtype.act == "a8" and self.numeric.casts:
-            codes, scales = activation_codes(x)
+            codes, scales = activation.quantise(x)
             if _tiled_like_activations(w) and not self.numeric.exact:
                 return self._project_codes(codes, scales, w, rows)
-            x = (codes * scales.astype(codes.dtype)).astype(self.numeric.real).reshape(len(x), -1)[:, : x.shape[1]]
+            x = activation.dequantise(codes, scales, self.numeric.real)
         start, stop, _ = (rows or slice(None)).indices(w.shape[0])
         kept = self._kept(w)
         if kept is not None and self.numeric.fast and kept.ndim == 2:
@@ -101,45 +99,17 @@ class WeightStore:
         return kept
 
     def _project_codes(self, codes: np.ndarray, scales: np.ndarray, w: Tensor, rows: slice | None) -> np.ndarray:
-        """Runs of exact products of codes, summed in f32; each times s_x, times the gain of w's tile; runs summed in order.
-
-        codes [N, runs, 128], scales [N, runs, 1]; w a matrix or a bank in tiles of 128 x 128.
-        """
+        """Products of activation codes with a matrix or a bank in tiles of 128 x 128 (see `activation.contract`)."""
         start, stop, _ = (rows or slice(None)).indices(w.shape[0])
-        code, gain = w.planes["code"], w.planes["gain"]
         if len(w.shape) == 3:
-            parts = [(code[expert], gain[expert], slice(0, w.shape[1])) for expert in range(start, stop)]
+            planes = [{path: plane[expert] for path, plane in w.planes.items()} for expert in range(start, stop)]
+            parts = [(Tensor(w.dtype, w.shape[1:], expert), slice(None)) for expert in planes]
         else:
             step = max(1, STRIP_BYTES // (4 * w.shape[-1]))
-            parts = [(code, gain, slice(first, min(first + step, stop))) for first in range(start, stop, step)]
-        results = []
-        for matrix, gains, part in parts:
-            factor = leaves.decode(matrix[part], "e4m3", np.float32)
-            tile_of_row = np.arange(part.start, part.stop) // ACTIVATION_RUN
-            total = np.zeros((len(codes), len(factor)), np.float32)
-            for run in range(codes.shape[1]):
-                columns = factor[:, run * ACTIVATION_RUN : (run + 1) * ACTIVATION_RUN]
-                product = self.numeric.matmul(codes[:, run, : columns.shape[1]], columns)
-                total += (product * scales[:, run]) * gains[tile_of_row, run]
-            results.append(total)
+            parts = [(w, slice(first, min(first + step, stop))) for first in range(start, stop, step)]
+        results = [activation.contract(codes, scales, matrix, rows=part, matmul=self.numeric.matmul) for matrix, part in parts]
         return np.concatenate([np.zeros((len(codes), 0), np.float32), *results], axis=1)
 
 
-def activation_codes(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The a8 rule: rows cut into runs of 128 columns (the last may be short), each stored as e4m3 codes and one scale.
-
-    x [N, K] -> codes as f32 values [N, runs, 128], zero past K; scales f32 [N, runs, 1]: the largest magnitude / 448, or 1
-    where that is 0.
-    """
-    rows, columns = x.shape
-    runs = -(-columns // ACTIVATION_RUN)
-    cut = np.zeros((rows, runs * ACTIVATION_RUN), np.float32)
-    cut[:, :columns] = x
-    cut = cut.reshape(rows, runs, ACTIVATION_RUN)
-    scales = np.abs(cut).max(axis=2, keepdims=True, initial=0.0) / np.float32(LARGEST_E4M3)
-    scales[scales == 0] = 1
-    return leaves.decode(leaves.encode(cut / scales, "e4m3"), "e4m3", np.float32), scales
-
-
 def _tiled_like_activations(w: Tensor) -> bool:
-    return str(w.dtype.term) == f"g{ACTIVATION_RUN}x{ACTIVATION_RUN}_e4m3_f32_n"
+    return str(w.dtype.term) == f"g{activation.RUN}x{activation.RUN}_e4m3_f32_n"

@@ -16,39 +16,48 @@ LARGEST = np.float32(leaves.largest("e4m3"))
 
 
 def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds activations `x` float32 `[M, K]`: e4m3 codes uint8 `[M, K]` and scales float32 `[M, ceil(K / 128)]`.
+    """Rounds activations `x` `[M, K]`, taken as float32: e4m3 codes uint8 `[M, K]` and scales float32 `[M, ceil(K / 128)]`.
 
     A run's scale is `max|x| / 448`, or 1 where that is 0; its codes are `x / scale` (a true division) rounded to e4m3. The last run may
     be shorter. NaN in a run makes its scale NaN and so its codes; infinity gives NaN codes where `x` is infinite.
     """
+    x = x.astype(np.float32, copy=False)
     rows, columns = x.shape
-    scales = np.empty((rows, -(-columns // RUN)), np.float32)
-    codes = np.empty((rows, columns), np.uint8)
-    for run in range(scales.shape[1]):
-        here = slice(run * RUN, (run + 1) * RUN)
-        scale = np.abs(x[:, here]).max(axis=1, initial=0) / LARGEST
-        scales[:, run] = np.where(scale == 0, np.float32(1), scale)
-        with np.errstate(invalid="ignore"):
-            codes[:, here] = leaves.encode_codes(x[:, here] / scales[:, run, None], "e4m3")
-    return codes, scales
+    starts = np.arange(0, columns, RUN)
+    scales = np.maximum.reduceat(np.abs(x), starts, axis=1) / LARGEST
+    scales[scales == 0] = 1
+    with np.errstate(invalid="ignore"):
+        return leaves.encode_codes(x / _by_column(scales, columns), "e4m3"), scales
+
+
+def dequantise(codes: np.ndarray, scales: np.ndarray, dtype: type = np.float32) -> np.ndarray:
+    """`code * scale`, `[M, K]`: what an a8 product takes in place of the activations."""
+    return leaves.decode(codes, "e4m3", dtype) * _by_column(scales, codes.shape[1])
+
+
+def _by_column(scales: np.ndarray, columns: int) -> np.ndarray:
+    return np.repeat(scales, RUN, axis=1)[:, :columns]
 
 
 def contract(
-    codes: np.ndarray, scales: np.ndarray, weight: Tensor, *, matmul: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.matmul
+    codes: np.ndarray,
+    scales: np.ndarray,
+    weight: Tensor,
+    *,
+    rows: slice = slice(None),
+    matmul: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda x, w: x @ w.T,
 ) -> np.ndarray:
-    """The product `[M, N]` of quantised activations and a weight `[N, K]` of `e4m3tile128a8`, float32, before the output's rounding.
+    """The product `[M, N]` of quantised activations and `rows` of a weight `[N, K]` of `e4m3tile128a8`, float32, not yet rounded.
 
     For each run b in order: `p = sum of code products over the run; sum = sum + (p * scales[m, b]) * gain[n // 128, b]`, every
-    operation rounded to float32. `matmul(a, b)` computes the sum over a run: `a` `[M, k]` times `b` `[k, N]` in float32.
+    operation rounded to float32. `matmul(x, w)` computes the sums over a run: x `[M, k]` times the transpose of w `[N, k]`, in float32.
     """
-    height, columns = weight.shape
-    gains = np.repeat(weight.planes["gain"], RUN, axis=0)[:height]
-    total = np.zeros((len(codes), height), np.float32)
+    values = leaves.decode(weight.planes["code"][rows], "e4m3")
+    gains = weight.planes["gain"][np.arange(weight.shape[0])[rows] // RUN]
+    activations = leaves.decode(codes, "e4m3")
+    total = np.zeros((len(codes), len(values)), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         for run in range(scales.shape[1]):
-            here = slice(run * RUN, min((run + 1) * RUN, columns))
-            x = leaves.decode(np.ascontiguousarray(codes[:, here]), "e4m3")
-            w = leaves.decode(np.ascontiguousarray(weight.planes["code"][:, here]), "e4m3")
-            partial = matmul(x, w.T)
-            total += (partial * scales[:, run, None]) * gains[:, run]
+            here = slice(run * RUN, (run + 1) * RUN)
+            total += (matmul(activations[:, here], values[:, here]) * scales[:, run, None]) * gains[:, run]
     return total

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from interp.numeric import Numeric
-from interp.weights import WeightStore, activation_codes
+from interp.weights import WeightStore
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
 
@@ -15,36 +15,6 @@ A8 = Dtype("e4m3tile128a8")
 
 def store(**settings: Any) -> WeightStore:
     return WeightStore((), {}, Numeric(**settings), 1 << 30)
-
-
-def test_a_run_of_activations_is_coded_by_its_largest_magnitude() -> None:
-    codes, scales = activation_codes(np.array([[1, -3, 0.1, 7]], np.float32))
-    assert scales.item() == 7 / 448
-    np.testing.assert_array_equal(codes[0, 0, :5], [64, -192, 6.5, 448, 0])
-    np.testing.assert_array_equal((codes * scales)[0, 0, :4], [1.0, -3.0, 0.1015625, 7.0])
-
-
-def test_a_run_of_zeros_has_scale_1() -> None:
-    codes, scales = activation_codes(np.zeros((1, 130), np.float32))
-    assert scales.tolist() == [[[1.0], [1.0]]]
-    assert not codes.any()
-
-
-def test_runs_are_cut_from_the_first_column_and_the_last_may_be_short() -> None:
-    x = np.zeros((1, 200), np.float32)
-    x[0, 0], x[0, 128] = 448, 896
-    codes, scales = activation_codes(x)
-    assert scales.reshape(-1).tolist() == [1.0, 2.0]
-    assert codes[0, :, 0].tolist() == [448, 448]
-
-
-def test_nan_spoils_its_run_alone() -> None:
-    x = np.ones((1, 256), np.float32)
-    x[0, 3] = np.nan
-    codes, scales = activation_codes(x)
-    assert np.isnan(codes[0, 0]).all()
-    assert np.isfinite(codes[0, 1]).all()
-    assert np.isnan(scales[0, 0])
 
 
 def a8_by_steps(x: np.ndarray, w: Tensor, exact: bool) -> np.ndarray:

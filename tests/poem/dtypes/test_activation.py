@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poem.dtypes import Dtype
-from poem.dtypes.activation import contract, quantise
+from poem.dtypes.activation import contract, dequantise, quantise
 from poem.dtypes.tensor import Tensor
 from tests.poem.dtypes.definition import nearest_code, value_of_code
 from tests.poem.dtypes.strategies import weight
@@ -67,6 +67,22 @@ def test_the_vector() -> None:
     assert contract(codes, scales, ones).view(np.uint32)[0, 0] == 0xBF9EEE3E
 
 
+def test_runs_are_cut_from_the_first_column_and_the_last_may_be_short() -> None:
+    x = np.zeros((1, 200), F32)
+    x[0, 0], x[0, 128] = 448, 896
+    codes, scales = quantise(x)
+    assert scales.tolist() == [[1.0, 2.0]]
+    assert codes[0, [0, 128]].tolist() == [0x7E, 0x7E]
+
+
+def test_nan_spoils_its_run_alone() -> None:
+    x = np.ones((1, 256), F32)
+    x[0, 3] = np.nan
+    values = dequantise(*quantise(x))
+    assert np.isnan(values[0, :128]).all()
+    np.testing.assert_allclose(values[0, 128:], 1)
+
+
 def test_a_zero_run_has_scale_one_also_when_the_scale_underflows() -> None:
     x = np.zeros((2, 128), F32)
     x[1, 3] = 2.0**-149
@@ -99,7 +115,14 @@ def test_the_sum_of_a_run_can_be_the_callers() -> None:
 
     def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         seen.append((a.shape, b.shape, a.dtype))
-        return a @ b
+        return a @ b.T
 
-    contract(*quantise(x), tensor, matmul=matmul)
-    assert seen == [((2, 128), (128, 3), F32)] * 2
+    whole = contract(*quantise(x), tensor, matmul=matmul)
+    assert seen == [((2, 128), (3, 128), F32)] * 2
+    np.testing.assert_array_equal(contract(*quantise(x), tensor, rows=slice(1, 3)), whole[:, 1:3])
+
+
+def test_what_a_product_takes_in_place_of_the_activations() -> None:
+    codes, scales = quantise(np.array([[1, -3, 0.1, 7]], F32))
+    assert scales.tolist() == [[7 / 448]]
+    assert dequantise(codes, scales).tolist() == [[1.0, -3.0, 0.1015625, 7.0]]
