@@ -57,6 +57,7 @@ def smollm2(smollm2_path: Path) -> Tokenizer:
 
 
 @pytest.mark.original
+@pytest.mark.slow
 def test_smollm2_texts_have_the_ids_that_transformers_gives_them(smollm2: Tokenizer, smollm2_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from tokenizers import pre_tokenizers
