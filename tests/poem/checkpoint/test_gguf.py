@@ -207,8 +207,8 @@ def test_any_mutation_of_a_file_is_read_within_its_bounds_or_refused(
     draw = random.Random(seed)
     content = bytearray(BASE)
     for _ in range(edits):
-        at = draw.randrange(len(content))
-        if draw.random() < 0.5:
+        at = draw.randrange(len(content) + 1)
+        if draw.random() < 0.5 and at < len(content):
             content[at] = draw.choice([0, 1, 2, 9, 0x7F, 0xFF, draw.randrange(256)])
         else:
             del content[at : at + draw.choice([1, 8, len(content)])]
