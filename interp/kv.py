@@ -6,7 +6,8 @@ import numpy as np
 
 from interp.numeric import Numeric
 from poem.batch import Geometry, Pages
-from poem.dtypes import FLOATS, leaves
+from poem.dtypes import Dtype
+from poem.dtypes.cache import load, store
 from poem.dtypes.tensor import STORAGE
 from poem.graph import Cache
 
@@ -74,21 +75,11 @@ class KvRow:
         """`value`, of a value of `dtype`, as the planes hold it."""
         if not self._numeric.casts or (self._decoded and dtype == self.dtype and not self._numeric.exact):
             return value
-        if self.dtype in FLOATS:
-            return self._numeric.cast(value, self.dtype) if self._decoded else value.astype(STORAGE[self.dtype])
-        value = value.astype(np.float32, copy=False)
-        if scale != 1:
-            value = value / scale
-        codes = leaves.encode(value, self.dtype)
-        return self._read(codes, scale) if self._decoded else codes
+        stored = store(value.astype(np.float32, copy=False), Dtype(self.dtype), scale)
+        return self._read(stored, scale) if self._decoded else stored
 
-    def _read(self, codes: np.ndarray, scale: np.float32) -> np.ndarray:
-        if self.dtype in FLOATS:
-            return codes.astype(self._numeric.real)
-        value = leaves.decode(codes, self.dtype, np.float32)
-        if scale != 1:
-            value = value * scale
-        return value.astype(self._numeric.real, copy=False)
+    def _read(self, stored: np.ndarray, scale: np.float32) -> np.ndarray:
+        return load(stored, Dtype(self.dtype), scale).astype(self._numeric.real, copy=False)
 
 
 class StateSlab:

@@ -22,7 +22,7 @@ def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     be shorter. NaN in a run makes its scale NaN and so its codes; infinity gives NaN codes where `x` is infinite.
     """
     x = x.astype(np.float32, copy=False)
-    rows, columns = x.shape
+    columns = x.shape[1]
     starts = np.arange(0, columns, RUN)
     scales = np.maximum.reduceat(np.abs(x), starts, axis=1) / LARGEST
     scales[scales == 0] = 1

@@ -9,14 +9,16 @@ import numpy as np
 from poem.dtypes import leaves
 from poem.dtypes.dtype import KV_DTYPES, Dtype
 
+ONE = np.float32(1)
 
-def store(values: np.ndarray, dtype: Dtype, scale: np.float32 | None = None) -> np.ndarray:
+
+def store(values: np.ndarray, dtype: Dtype, scale: np.float32 = ONE) -> np.ndarray:
     """`values` (bf16 or float32 array) as a cache of `dtype` holds them: the array of its storage type, same shape.
 
     ValueError for a dtype that no cache has, and for a scale on a cache of plain floats.
     """
     _check(dtype, scale)
-    if scale is not None:
+    if scale != 1:
         with np.errstate(over="ignore"):
             values = values.astype(np.float32) / scale
     if dtype.name in leaves.MINIFLOATS and values.dtype == leaves.STORAGE["bf16"]:
@@ -24,15 +26,15 @@ def store(values: np.ndarray, dtype: Dtype, scale: np.float32 | None = None) -> 
     return leaves.encode(values, dtype.name)
 
 
-def load(stored: np.ndarray, dtype: Dtype, scale: np.float32 | None = None) -> np.ndarray:
+def load(stored: np.ndarray, dtype: Dtype, scale: np.float32 = ONE) -> np.ndarray:
     """The float32 values of what `store` returned."""
     _check(dtype, scale)
     values = leaves.decode(stored, dtype.name)
-    return values if scale is None else values * scale
+    return values if scale == 1 else values * scale
 
 
-def _check(dtype: Dtype, scale: np.float32 | None) -> None:
+def _check(dtype: Dtype, scale: np.float32) -> None:
     if dtype.name not in KV_DTYPES:
         raise ValueError(f"a KV cache is one of {', '.join(KV_DTYPES)}, found {dtype}")
-    if scale is not None and dtype.name not in leaves.MINIFLOATS:
+    if scale != 1 and dtype.name not in leaves.MINIFLOATS:
         raise ValueError(f"only e4m3 and e5m2 caches have scales, found {dtype}")
