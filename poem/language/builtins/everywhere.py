@@ -92,22 +92,20 @@ def f32(call: Call, x: Number) -> float:
 
 @builtin()
 def powf32(call: Call, x: Number, y: Number) -> float:
-    """single(x) to the power single(y): computed in double and rounded once, so that every machine gives the same bits."""
+    """x to the power y of singles, rounded once: the same on every platform, as NumPy's powf and expf are not."""
     try:
-        result = math.pow(_single(call, x), _single(call, y))
-    except (ValueError, OverflowError):  # a negative base with a fraction, zero to a negative power, too large
-        result = math.nan
-    return _single(call, result)
+        return _single(call, math.pow(_single(call, x), _single(call, y)))
+    except (OverflowError, ValueError):
+        return _finite(call, math.nan)
 
 
 @builtin()
 def expf(call: Call, x: Number) -> float:
-    """e to the power single(x): computed in double and rounded once, so that every machine gives the same bits."""
+    """e to the power x of a single, rounded once."""
     try:
-        result = math.exp(_single(call, x))
+        return _single(call, math.exp(_single(call, x)))
     except OverflowError:
-        result = math.inf
-    return _single(call, result)
+        return _finite(call, math.inf)
 
 
 @builtin()

@@ -160,7 +160,7 @@ def cut(evaluation: Evaluation, stack: str, method: str, shape: list[int], args:
             raise bad(
                 f"heads has {len(counts)} counts for {len(segments)} segments", expected="one count per segment", found=str(list(counts))
             )
-    for count, size in zip(counts, segments or (extent,), strict=True):
+    for count, size in zip(counts, segments or (extent,), strict=False):
         if size % count:
             raise bad(f"{size} rows are no multiple of {count} heads", expected=f"a multiple of {count}", found=str(size))
     return [axis, list(segments), list(counts)]
