@@ -40,7 +40,6 @@ def half_spacing(magnitude: np.ndarray | float, dtype: str) -> np.ndarray:
 class Arithmetic:
     """The precision of an implementation.
 
-    name: how a report calls it.
     unit: unit roundoff of every step inside an op.
     function: relative error of exp, log, sin, cos, tanh and erf.
     tiny: absolute error of a product or quotient that underflows; covers flushing subnormals to zero.
@@ -49,7 +48,6 @@ class Arithmetic:
     deviations: a sum of n roundings is taken to stay below `deviations * sqrt(n)` units (see `growth`).
     """
 
-    name: str
     unit: float
     function: float
     tiny: float
@@ -86,6 +84,9 @@ DEVIATIONS = math.sqrt(2.0 * math.log(2.0 * ROUNDINGS / RISK))
 _F32 = unit_roundoff("f32")
 _FUNCTION = 2.0 * FUNCTION_ULPS * _F32  # a unit in the last place is at most 2 u |y|
 
-# The original: everything in f32, results and cells too. `NATIVE`: steps in f32, results and cells rounded to their dtypes.
-ORIGINAL = Arithmetic("f32", _F32, _FUNCTION, 2.0**-126, "f32", "", DEVIATIONS)
-NATIVE = Arithmetic("native", _F32, _FUNCTION, 2.0**-126, None, None, DEVIATIONS)
+# An f32 original: everything in f32, results and cells too. What parts it from exact mode.
+ORIGINAL = Arithmetic(_F32, _FUNCTION, 2.0**-126, "f32", "", DEVIATIONS)
+# Native mode: steps in f32, results and cells rounded to their dtypes. What parts it from exact mode.
+NATIVE = Arithmetic(_F32, _FUNCTION, 2.0**-126, None, None, DEVIATIONS)
+# What parts native mode from an f32 original: both take their steps in f32.
+NATIVE_AND_ORIGINAL = Arithmetic(2.0 * _F32, 2.0 * _FUNCTION, 2.0**-125, None, None, DEVIATIONS)

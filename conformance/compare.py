@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from conformance.align import Alignment, Landing, Point, align, layers_of
-from conformance.arithmetic import NATIVE, ORIGINAL, PRECISION
+from conformance.arithmetic import NATIVE_AND_ORIGINAL, ORIGINAL, PRECISION
 from conformance.bounds import BOUNDS
 from conformance.forced import Difference, Forced, run_forced
 from conformance.golden import Golden
@@ -98,7 +98,8 @@ class Subject:
             steps = found.spread["original"]
             return found if self.rounds else Perturbed(found.exact, {"original": steps, "native": steps})
         tokens = self._ids[:-1] if len(self._ids) > len(self.golden.tokens) else self._ids
-        found = run_perturbed(self._exact, self._weights, tokens, self._watched, native=self.rounds, seed=self.seed)
+        sources = ("original", "native") if self.rounds else ("original",)
+        found = run_perturbed(self._exact, self._weights, tokens, self._watched, sources=sources, seed=self.seed)
         found.spread.setdefault("native", found.spread["original"])
         return found
 
@@ -166,7 +167,7 @@ class Subject:
         """Native mode against exact mode, where there is no original: what rounding alone may do."""
         start = time.perf_counter()
         values = [fold_value for fold in self.graph.folds for carried in fold.carried for fold_value in carried[:1]]
-        run = run_perturbed(self._exact, self._weights, self.golden.tokens, {*values, self._logits}, native=True, seed=self.seed)
+        run = run_perturbed(self._exact, self._weights, self.golden.tokens, {*values, self._logits}, sources=["native"], seed=self.seed)
         native = decode(self._native, self.golden.tokens, len(self.golden.tokens), frozenset(run.exact)).watched
         factor = factor_for(sum(array.size for array in run.exact.values()))
         rows = []
@@ -185,10 +186,10 @@ class Subject:
         )  # fmt: skip
 
     def _forced(self, session: Session, native: bool, overrides: Mapping[int, np.ndarray] | None = None) -> Forced:
-        arithmetics = (ORIGINAL, NATIVE) if native else (ORIGINAL,)
+        arithmetic = NATIVE_AND_ORIGINAL if native else ORIGINAL
 
-        def operands() -> list[Operands]:
-            return [Operands(self.graph, self._weights, self.golden.tokens, arithmetic) for arithmetic in arithmetics]
+        def operands() -> Operands:
+            return Operands(self.graph, self._weights, self.golden.tokens, arithmetic)
 
         return run_forced(session, operands, self.alignment.points, self.golden.expected, self.golden.tokens, overrides, self.selected)
 

@@ -67,18 +67,13 @@ class Forced:
         return next((fraction for other, _, fraction in self.compared if other == point), 0.0)
 
 
-def _total(bounds: Sequence[tuple[Running, ...]], which: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The bounds of one result, added over the arithmetics that part got from want."""
-    return sum((np.broadcast_to(bound[which].error, shape) for bound in bounds), np.zeros(shape))
-
-
 class _Pass:
     """One forced run."""
 
     def __init__(
         self,
         graph: Graph,
-        operands: Sequence[Operands],
+        operands: Operands,
         points: Sequence[Point],
         expected: Mapping[str, np.ndarray],
         overrides: Mapping[int, np.ndarray],
@@ -100,33 +95,32 @@ class _Pass:
         taint = self.taints.get(("handed to", node.id), frozenset())
         for ref in references(node):
             taint |= self.taints.get((ref.kind, ref.id), frozenset())
-        bounds = [operands.bounds(node, results) for operands in self.operands]
+        bounds = self.operands.bounds(node, results)
         if node.op in APPENDS:
             cache = node.operands["cache"]
             assert isinstance(cache, Ref)
             self.taints["cache", cache.id] = taint
             return None
-        kept: list[list[Any]] = []
+        kept: list[Any] = []
         given: list[np.ndarray] = []
         for i, (value, result) in enumerate(zip(node.results, results, strict=True)):
             own: np.ndarray | None = None
             if value in self.overrides:
                 own = self.overrides[value].astype(np.float64)
             elif value in self.points and isinstance(result, np.ndarray) and result.dtype.kind == "f":
-                own = self._judge(node, i, results, _total(bounds, i, result.shape), taint)
+                own = self._judge(node, i, results, np.broadcast_to(bounds[i].error, result.shape), taint)
             else:
                 self.taints["value", value] = taint
             given.append(result if own is None else own.astype(result.dtype))
             if own is not None:
                 self.known.add(value)
-                kept.append([own] * len(bounds))
+                kept.append(own)
             elif isinstance(result, np.ndarray) and result.dtype.kind == "f":
-                self.own[value] = result, _total(bounds, i, result.shape)
-                kept.append([Running(bound[i].arithmetic, result, bound[i].error) for bound in bounds])
+                self.own[value] = result, np.broadcast_to(bounds[i].error, result.shape)
+                kept.append(Running(bounds[i].arithmetic, result, bounds[i].error))
             else:
-                kept.append([result] * len(bounds))
-        for number, operands in enumerate(self.operands):
-            operands.keep(node, [column[number] for column in kept])
+                kept.append(result)
+        self.operands.keep(node, kept)
         return tuple(given)
 
     def _judge(
@@ -176,7 +170,7 @@ class _Pass:
         got, want, bound = results[which][:, point.columns].copy(), self.expected[point.name], error[:, point.columns].copy()
         distance = measure(got, want, bound)
         at = (distance.index[0], distance.index[1] + point.columns.start)
-        reason = max(operands.reason(node, results, which, at) for operands in self.operands)[1]
+        reason = self.operands.reason(node, results, which, at)
         blamed = point.consumer if handed and point.consumer is not None else node.id
         region = (blamed,) if handed else self._region(node.id)
         self.suspects.append(Difference(point, blamed, handed, got, want, bound, distance, reason, region))
@@ -209,7 +203,7 @@ class _Pass:
 
 def run_forced(
     session: Session,
-    operands: Callable[[], Sequence[Operands]],
+    operands: Callable[[], Operands],
     points: Sequence[Point],
     expected: Mapping[str, np.ndarray],
     tokens: Sequence[int],
@@ -218,9 +212,9 @@ def run_forced(
 ) -> Forced:
     """Run a prompt with every agreeing value replaced by the original's.
 
-    operands: makes one for each arithmetic whose errors may part got and want: the original's, and in native mode the session's
-    own. expected: the original's tensors by name. overrides: values by id to put in place of what the ops give. selected: which
-    tensors are judged; the others only take their places.
+    operands: starts to follow a run, with the arithmetic that parts got from want. expected: the original's tensors by name.
+    overrides: values by id to put in place of what the ops give. selected: which tensors are judged; the others only take their
+    places.
     """
 
     def run(overrides: Mapping[int, np.ndarray]) -> _Pass:

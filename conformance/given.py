@@ -8,8 +8,8 @@ import numpy as np
 
 from conformance.golden import INPUTS, Golden, open_golden, save_golden
 from conformance.options import Options
-from conformance.report import Report
 from conformance.planned import inexact, subject_of
+from conformance.report import Report
 from conformance.traces import traced
 from poem.checkpoint import Checkpoint, open_checkpoint
 from poem.errors import UsageError

@@ -126,6 +126,8 @@ def save_golden(folder: Path, checkpoint: Path, input_ids: np.ndarray, expected:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"input_ids": np.ascontiguousarray(input_ids.reshape(1, -1))}, folder / INPUTS)
     save_file({name: np.ascontiguousarray(array) for name, array in expected.items()}, folder / EXPECTED)
+    for name in (INPUTS, EXPECTED):
+        (folder / name).chmod(0o644)
     (folder / "meta.json").write_text(json.dumps(dict(meta), indent=2) + "\n")
     weights = sorted(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else [checkpoint]
     weights = [file for file in weights if file.name not in (INPUTS, EXPECTED)]

@@ -96,8 +96,8 @@ class Operands:
         types = [self.graph.values[id].type for id in node.results]
         return [type.dtype if type is not None else "" for type in types]
 
-    def reason(self, node: Node, results: Sequence[np.ndarray], which: int, index: tuple[int, ...]) -> tuple[float, str]:
-        """What most of the bound at one element comes from, and how much that is. To be asked before `keep`."""
+    def reason(self, node: Node, results: Sequence[np.ndarray], which: int, index: tuple[int, ...]) -> str:
+        """What most of the bound at one element comes from. To be asked before `keep`."""
         record = BOUNDS[node.op]
         arguments = self.of(node)
         dtypes = self._dtypes(node)
@@ -110,7 +110,7 @@ class Operands:
         length = record.length(arguments) if record.length is not None else 0
         stored = dtypes[which] if self.arithmetic.results is None else self.arithmetic.results
         cells = next((given.dtype for given in arguments.values() if isinstance(given, Cells)), "")
-        return parts[source], {
+        return {
             "": "errors carried over from the ops before it",
             "steps": f"f32 {record.reduces.format(length)}" if record.reduces else "f32 rounding of each step",
             "functions": f"f32 functions (exp, sin, ...) within {FUNCTION_ULPS} ulp",

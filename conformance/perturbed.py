@@ -23,7 +23,6 @@ from poem.graph import Graph, Node, Ref
 
 RUNS = 12
 POOL = 1 << 18  # random numbers drawn at once
-PERTURBED = ("original", "native")
 
 
 @dataclass(slots=True)
@@ -44,13 +43,12 @@ class Perturbed:
 
 
 def run_perturbed(
-    session: Session, weights: Weights, tokens: Sequence[int], watched: Collection[int], *, native: bool, seed: int
+    session: Session, weights: Weights, tokens: Sequence[int], watched: Collection[int], *, sources: Sequence[str], seed: int
 ) -> Perturbed:
     """Run tokens once exactly and RUNS times for each source with perturbed results, all as lanes of one pass.
 
-    session: in exact mode. watched: the values to keep. native: whether to perturb as native mode rounds, too.
+    session: in exact mode. watched: the values to keep. sources: "original", "native" or both.
     """
-    sources = PERTURBED if native else PERTURBED[:1]
     run = _Run(session.graph, weights, tokens, frozenset(watched), sources, seed)
     sequences = [session.add_sequence() for _ in range(run.lanes)]
     session.run([Chunk(sequence, list(tokens), readouts="all") for sequence in sequences], run.observe)

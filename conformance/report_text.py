@@ -9,7 +9,8 @@ from typing import TextIO
 from conformance.report import Comparison, Fault, Report, Row
 
 JUMP = 100.0  # an NMSE that grows by more than this factor over one layer is called a jump
-LISTED = 8  # lines of a kind that are shown
+LISTED = 8  # further faults that are shown
+SPANNED = 20  # lines of a layer that are shown
 
 
 class Style:
@@ -99,7 +100,7 @@ def _fault(fault: Fault, style: Style) -> list[str]:
     lines.append(f"  |got - want| = {error:.3g}, {_times(fault.fraction)} the bound {fault.bound:.3g}: {fault.reason}")
     if fault.region:
         lines.append("  nothing of the original lies between this and the following, where the fault may be too:")
-        lines += [f"    {line}  {line.text}" for line in fault.region[:LISTED]]
+        lines += [f"    {line}  {line.text}" for line in fault.region[:SPANNED]]
         if " " in fault.op:
             lines.append("  to get to the op, compare with the original itself: --checkpoint DIR --against transformers")
     if fault.again:
@@ -152,7 +153,7 @@ def _summary(report: Report, style: Style) -> list[str]:
         "agrees": style.good("agrees"), "differs": style.bad("differs"), "traced": "traced; nothing to compare with",
     }[report.verdict]  # fmt: skip
     agreeing = sum(comparison.verdict == "agrees" for comparison in report.comparisons)
-    of = f": {agreeing} of {_count(len(report.comparisons), 'comparison')} with the original" if report.comparisons else ""
+    of = f": {agreeing} of {_count(len(report.comparisons), 'comparison')}" if report.comparisons else ""
     return [*lines, f"{style.strong(report.package)} {verdict}{of}, in {report.seconds:.2f} s"]
 
 

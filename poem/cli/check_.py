@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from poem.errors import UsageError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `poem check`."""
@@ -36,7 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from conformance.report_html import page
 
-        Path(arguments.html).write_text(page(report), encoding="utf-8")
+        try:
+            Path(arguments.html).write_text(page(report), encoding="utf-8")
+        except OSError as fault:
+            raise UsageError("check.html", f"the page cannot be written: {fault.strerror}", phase="check", file=arguments.html) from None
     print(json.dumps(report.as_json(), indent=2) if arguments.json else render(report))
     return report.exit_code
 

@@ -47,7 +47,7 @@ def test_the_native_run_lies_within_the_spread_around_the_exact_run_and_uses_a_g
     tokens = open_golden(folder("llama31-mini")).tokens
     logits = graph.output("logits").id
     exact, native = Session(graph, weights, mode="exact"), Session(graph, weights, mode="native")
-    run = run_perturbed(exact, Weights(graph, weights), tokens, [logits], native=True, seed=seed)
+    run = run_perturbed(exact, Weights(graph, weights), tokens, [logits], sources=["original", "native"], seed=seed)
     from poem.batch import Chunk
 
     got = native.run([Chunk(native.add_sequence(), list(tokens), readouts="all")])["logits"]
@@ -63,7 +63,9 @@ def test_a_seed_gives_the_same_bounds_again_and_another_seed_similar_ones() -> N
     tokens = open_golden(folder("llama31-mini")).tokens
     logits = graph.output("logits").id
     session = Session(graph, weights, mode="exact")
-    runs = [run_perturbed(session, Weights(graph, weights), tokens, [logits], native=True, seed=seed) for seed in (0, 0, 1)]
+    runs = [
+        run_perturbed(session, Weights(graph, weights), tokens, [logits], sources=["original", "native"], seed=seed) for seed in (0, 0, 1)
+    ]
     np.testing.assert_array_equal(runs[0].exact[logits], runs[2].exact[logits])
     for source in ("original", "native"):
         spreads = [run.spread[source][logits] for run in runs]
@@ -72,9 +74,9 @@ def test_a_seed_gives_the_same_bounds_again_and_another_seed_similar_ones() -> N
         assert (spreads[0] > 0).all()
 
 
-def test_without_native_only_the_original_is_perturbed() -> None:
+def test_only_the_sources_asked_for_are_perturbed() -> None:
     graph, _, _, weights = dense("llama31-mini", "f32")
     tokens = open_golden(folder("llama31-mini")).tokens
     logits = graph.output("logits").id
-    run = run_perturbed(Session(graph, weights, mode="exact"), Weights(graph, weights), tokens, [logits], native=False, seed=0)
+    run = run_perturbed(Session(graph, weights, mode="exact"), Weights(graph, weights), tokens, [logits], sources=["original"], seed=0)
     assert list(run.spread) == ["original"]

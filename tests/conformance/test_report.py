@@ -58,7 +58,7 @@ def test_agreement_is_a_line_a_comparison_and_a_verdict() -> None:
         "models/llama_3.poem: traced 1 deployment of 1 model, 30 ops\n"
         "  llama31-mini-bf16-kv-bf16  exact   agrees   greedy 8/8  worst 0.9 of its bound (f32 rounding)\n"
         "  llama31-mini-bf16-kv-bf16  native  agrees   greedy 8/8  worst 0.9 of its bound (f32 rounding)\n"
-        "llama_3 agrees: 2 of 2 comparisons with the original, in 0.50 s"
+        "llama_3 agrees: 2 of 2 comparisons, in 0.50 s"
     )
 
 
@@ -84,7 +84,7 @@ def test_a_difference_says_first_what_differs_then_the_table_by_layer_then_how_t
         "\n"
         "models/llama_3.poem: traced 1 deployment of 1 model, 30 ops\n"
         "  llama31-mini-bf16-kv-bf16  exact   DIFFERS  greedy 6/8, 1 tied  worst 2.5e+06 of its bound\n"
-        "llama_3 differs: 0 of 1 comparison with the original, in 0.50 s"
+        "llama_3 differs: 0 of 1 comparison, in 0.50 s"
     )
 
 
