@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from poem.checkpoint.families import find_stored
-from poem.checkpoint.families.config import quantisation_settings
+from poem.checkpoint.families.config import quantisation_of
 from poem.checkpoint.files import MappedFile, corrupt, parse_json
 from poem.checkpoint.stored import RawTensor, Stored
 from poem.dtypes.tensor import Tensor
@@ -49,11 +49,17 @@ class Checkpoint:
         self.metadata = dict(metadata or {})
         self.side_files = SideFiles(side_files or {})
         self.source = dict(source or {})
-        self.settings = quantisation_settings(self.config)
+        self.quantisation = quantisation_of(self.config, self._modelopt())
         self._found: dict[str, Stored | None] = {}
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.place!r}, {len(self.tensors)} tensors)"
+
+    def _modelopt(self) -> dict[str, Any] | None:
+        """What modelopt writes beside `config.json`."""
+        name = "hf_quant_config.json"
+        value = parse_json(self.side_files[name], f"{self.place}/{name}", "the configuration") if name in self.side_files else None
+        return value if isinstance(value, dict) else None
 
     # -- tensors ---------------------------------------------------------------------------------
     def names(self) -> list[str]:
@@ -63,7 +69,7 @@ class Checkpoint:
     def find(self, name: str) -> Stored | None:
         """The stored weight of that name, with its companions; None when there is none."""
         if name not in self._found:
-            self._found[name] = find_stored(self.tensors, name, self.settings)
+            self._found[name] = find_stored(self.tensors, name, self.quantisation)
         return self._found[name]
 
     def tensor(self, name: str) -> Tensor:
@@ -74,6 +80,7 @@ class Checkpoint:
         stored = self._stored(name)
         if stored.problem:
             raise illegible(self.place, stored)
+        stored.check()
         return stored.read(0, stored.shape[0])
 
     def _stored(self, name: str) -> Stored:

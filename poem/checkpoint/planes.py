@@ -4,7 +4,7 @@ A factor belongs to a run, a tile, a row or the whole of the weight, so an axis 
 other steps, or none at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,21 +48,27 @@ def join(axis: int, tensors: Sequence[Tensor]) -> Tensor:
     return Tensor(first.dtype, tuple(shape), _join(first.dtype.term, [tensor.shape for tensor in tensors], axis, parts, ""))
 
 
-def bad_scale(tensor: Tensor) -> tuple[str, tuple[int, ...]] | None:
-    """The plane and index of the first gain or offset that is NaN or infinite, or None."""
-    leaves = _factor_leaves(tensor.dtype.term, "")
-    for path, leaf in leaves.items():
-        plane = tensor.planes[path]
-        if leaf == "e4m3":
-            wrong = (plane & 0x7F) == 0x7F
-        elif leaf == "e8m0":
-            wrong = plane == 0xFF
+def bad_scale(term: Term, factors: Mapping[str, np.ndarray], *, zeros: bool = True) -> tuple[str, tuple[int, ...], str] | None:
+    """The plane and index of the first gain or offset that is NaN or infinite, and which of these; or None.
+
+    zeros: whether a gain may be zero. Where not, a gain of the whole tensor may not be negative either.
+    """
+    for path, leaf in _factor_leaves(term, "").items():
+        plane = factors[path]
+        if leaf in ("e4m3", "e8m0"):
+            wrong = [((plane & 0x7F) == 0x7F if leaf == "e4m3" else plane == 0xFF, "NaN")]
         elif leaf in ("f16", "bf16", "f32", "f64"):
-            wrong = ~np.isfinite(plane)
+            wrong = [(~np.isfinite(plane), "not finite")]
         else:
             continue
-        if wrong.any():
-            return path, tuple(int(index) for index in np.argwhere(wrong)[0])
+        gain = path.rpartition(".")[0].rpartition(".")[2] == "gain" or path == "gain"
+        if gain and not zeros and leaf != "e8m0":
+            wrong.append(((plane & 0x7F) == 0 if leaf == "e4m3" else plane == 0, "zero"))
+            if plane.ndim == 0 and leaf == "f32":
+                wrong.append((plane < 0, "negative"))
+        for mask, reason in wrong:
+            if mask.any():
+                return path, tuple(int(index) for index in np.argwhere(mask)[0]), reason
     return None
 
 

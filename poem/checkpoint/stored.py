@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -68,6 +67,9 @@ class RawTensor:
         return Tensor(Dtype(str(self.leaf)), shape, {"data": self.data(start, stop)})
 
 
+Factors = Callable[[], Mapping[str, np.ndarray]]
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A stored weight: the tensor of a name together with the companions that its storage scheme defines.
@@ -75,7 +77,9 @@ class Stored:
     word: what `stored(name)` answers. dtype: of what `read` gives; the term in which codes and scales lie in the
     checkpoint, or f32 where `decoded` says that blocks are decoded. tensors: the names of all checkpoint tensors that
     count as read with it. problem: why it cannot be read, or "" (then `read` may be called).
-    read: rows start..stop of the first axis, as views of the file where possible.
+    read: rows start..stop of the first axis, as views of the file where possible. factors: the planes of a quantised
+    weight without its codes. check: looks at the data; raises CheckpointError for wrong scales and codes, and gives
+    notes. note: what a user should know before the data is read.
     """
 
     name: str
@@ -86,6 +90,9 @@ class Stored:
     read: Callable[[int, int], Tensor]
     decoded: bool = False
     problem: str = ""
+    factors: Factors = dict
+    check: Callable[[], tuple[str, ...]] = tuple
+    note: str = ""
 
     @property
     def quantised(self) -> bool:
@@ -94,4 +101,3 @@ class Stored:
 
 
 Table = Mapping[str, RawTensor]
-Settings = Mapping[str, Any]  # what config.json says about quantisation

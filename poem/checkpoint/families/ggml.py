@@ -56,20 +56,18 @@ def _block_rows(raw: RawTensor, start: int, stop: int) -> np.ndarray:
 def _decoded(raw: RawTensor, start: int, stop: int) -> Tensor:
     values = _dequantised(_block_rows(raw, start, stop), raw.tag)
     if not np.isfinite(values).all():
-        row, column = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
+        row, column = divmod(int(np.flatnonzero(~np.isfinite(values))[0]), raw.shape[-1])
         raise CheckpointError(
             "import.bad-scale", f"a scale of `{raw.name}` is not finite", phase="import", file=str(raw.file.path),
             found=f"the block of element {column} of row {row + start * math.prod(raw.shape[1:-1])}",
             hint="the checkpoint is damaged, or was quantised wrongly",
         )  # fmt: skip
-    if len(raw.shape) == 1:
-        return Tensor.of(values.reshape(-1)[start:stop])
-    return Tensor.of(values.reshape(stop - start, *raw.shape[1:]))
+    return Tensor.of(values[start:stop] if len(raw.shape) == 1 else values.reshape(stop - start, *raw.shape[1:]))
 
 
 def _dequantised(rows: np.ndarray, tag: str) -> np.ndarray:
-    """The values of rows of blocks. The package works on 16 rows at a time; blocks do not depend on each other, so they are
-    given to it in rows of 256, which is four times as fast as a small model's own rows."""
+    """The values of rows of blocks, flat. The package works on 16 rows at a time; blocks do not depend on each other, so they
+    are given to it in rows of 256, which is four times as fast as a small model's own rows."""
     from gguf.constants import GGML_QUANT_SIZES
     from gguf.quants import dequantize
 
@@ -78,8 +76,8 @@ def _dequantised(rows: np.ndarray, tag: str) -> np.ndarray:
     blocks = rows.reshape(-1, size)
     whole = len(blocks) // BLOCKS_AT_ONCE * BLOCKS_AT_ONCE
     parts = (blocks[:whole].reshape(-1, BLOCKS_AT_ONCE * size), blocks[whole:].reshape(1, -1))
-    values = [dequantize(part, kind).reshape(-1) for part in parts if part.size]
-    return (values[0] if len(values) == 1 else np.concatenate(values)).reshape(len(rows), -1)
+    values = [dequantize(part, kind).reshape(-1) for part in parts if part.size] or [np.empty(0, np.float32)]
+    return values[0] if len(values) == 1 else np.concatenate(values)
 
 
 def _repacked(raw: RawTensor, start: int, stop: int) -> Tensor:

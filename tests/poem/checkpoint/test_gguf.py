@@ -167,6 +167,11 @@ def test_mxfp4_blocks_are_repacked_without_decoding(tmp_path: Path) -> None:
     assert tensor.planes["gain"].tobytes() == b"\x80"
 
 
+@pytest.mark.parametrize("extents", [(0,), (0, 2), (32, 0), (32, 0, 3)])
+def test_an_empty_tensor_of_blocks_has_no_values(extents: tuple[int, ...], tmp_path: Path) -> None:
+    assert one_block(tmp_path, Q4_1, b"", extents).tensor("a").planes["data"].shape == extents[::-1]
+
+
 def test_a_scale_that_is_nan_is_refused_with_its_tensor(tmp_path: Path) -> None:
     block = bytes.fromhex("007e00bd") + bytes(16)
     with pytest.raises(CheckpointError, match="a scale of `a` is not finite") as caught:
