@@ -8,14 +8,16 @@ import numpy as np
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """`1 / (1 + e^-x)`."""
-    t = np.exp(-x)
+    t = np.negative(x)
+    np.exp(t, out=t)
     t += 1
     return np.divide(1, t, out=t)
 
 
 def silu(x: np.ndarray) -> np.ndarray:
     """`x / (1 + e^-x)`."""
-    t = np.exp(-x)
+    t = np.negative(x)
+    np.exp(t, out=t)
     t += 1
     return np.divide(x, t, out=t)
 
