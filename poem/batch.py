@@ -42,13 +42,9 @@ class Chunk:
     def readout_indices(self) -> list[int]:
         """The indices of `readouts` inside this chunk."""
         count = len(self.tokens)
-        if self.readouts == "last":
-            return [count - 1] if count else []
-        if self.readouts == "all":
-            return list(range(count))
-        if self.readouts == "none":
-            return []
-        return [int(index) for index in self.readouts]
+        if not isinstance(self.readouts, str):
+            return [int(index) for index in self.readouts]
+        return list({"last": range(count)[-1:], "all": range(count), "none": range(0)}[self.readouts])
 
 
 Batch = Sequence[Chunk]

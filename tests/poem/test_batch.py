@@ -104,6 +104,14 @@ def test_the_geometry_of_a_ragged_pass() -> None:
     assert {array.dtype for array in (got.tokens, got.positions, got.kv_len, pages.indices, pages.write_page)} == {np.dtype(np.int32)}
 
 
+def test_readouts_are_words_or_indices() -> None:
+    assert Chunk(0, [5, 6, 7]).readout_indices() == [2]
+    assert Chunk(0, []).readout_indices() == []
+    assert Chunk(0, [5, 6], readouts="all").readout_indices() == [0, 1]
+    assert Chunk(0, [5, 6], readouts="none").readout_indices() == []
+    assert Chunk(0, [5, 6], readouts=np.array([1, 0, 1])).readout_indices() == [1, 0, 1]
+
+
 def test_masks_are_packed_lane_by_lane_from_byte_boundaries() -> None:
     table = PageTable(4)
     lengths = {0: 0, 1: 2, 2: 0}
