@@ -28,8 +28,7 @@ class WeightStore:
         self._params, self._weights = params, weights
         self._free = memory
         self._tensors: dict[int, Tensor] = {}
-        # By id(tensor): tensors live as long as the store.
-        self._decoded: dict[int, np.ndarray] = {}
+        self._decoded: dict[int, tuple[Tensor, np.ndarray]] = {}  # by id of the tensor, which is held so that the id stays its own
         self._factors: dict[int, np.ndarray] = {}  # [K, M], for products of the fast setting
 
     def tensor(self, param: Param) -> Tensor:
@@ -84,8 +83,7 @@ class WeightStore:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def _kept(self, w: Tensor) -> np.ndarray | None:
-        kept = self._decoded.get(id(w))
-        if kept is None:
+        if id(w) not in self._decoded:
             size = w.size * np.dtype(self.numeric.real).itemsize
             if size > self._free:
                 return None
@@ -95,8 +93,8 @@ class WeightStore:
                 # Column after column: a product with one row then runs over whole columns, which BLAS does fastest.
                 kept = np.asfortranarray(kept)
             kept.flags.writeable = False
-            self._decoded[id(w)] = kept
-        return kept
+            self._decoded[id(w)] = w, kept
+        return self._decoded[id(w)][1]
 
     def _project_codes(self, codes: np.ndarray, scales: np.ndarray, w: Tensor, rows: slice | None) -> np.ndarray:
         """Products of activation codes with a matrix or a bank in tiles of 128 x 128 (see `activation.contract`)."""
