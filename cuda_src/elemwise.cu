@@ -1,0 +1,204 @@
+// elemwise.cu: row-local ops. Residual addition and RMS norms, gated units over packed halves, biases, rotary positions.
+//
+// T is the dtype of activations, W that of gains and biases: bf16, f16 or float. VEC elements travel in one load, which the width must be a
+// multiple of. All arithmetic is float32 and a result is rounded once, where it is stored. Sums have an order that depends on the
+// instantiation alone, never on the other rows.
+#include "prelude.cuh"
+using namespace poem;
+
+template <class T, int VEC> POEM_DEVICE Pack<T, VEC> load(const T* p) { return *reinterpret_cast<const Pack<T, VEC>*>(p); }
+template <class T, int VEC> POEM_DEVICE void store(T* p, const Pack<T, VEC>& v) { *reinterpret_cast<Pack<T, VEC>*>(p) = v; }
+
+POEM_DEVICE float warp_sum(float v) {
+#pragma unroll
+  for (int by = 16; by > 0; by /= 2) v += __shfl_xor_sync(0xffffffffu, v, by);
+  return v;
+}
+template <int THREADS> POEM_DEVICE float block_sum(float v) {
+  constexpr int WARPS = THREADS / 32;
+  v = warp_sum(v);
+  if constexpr (WARPS == 1) return v;
+  POEM_SHARED(float, partial, [WARPS]);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = partial[0];
+#pragma unroll
+  for (int i = 1; i < WARPS; ++i) v += partial[i];   // every thread in the same order: no second barrier is needed
+  return v;
+}
+template <bool PLUS_ONE, class W> POEM_DEVICE float gain_of(W w) { return PLUS_ONE ? 1.0f + to_float(w) : to_float(w); }
+
+// ----------------------------------------------------------------------------------------------------------------- RMS norms
+// out = rms(x) * w, or rms(residual) * w after residual += x, for one row per block. ITEMS packs of a row stay in the registers of a thread;
+// with ITEMS = 0 the row is read again instead, whatever its width.
+template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE, bool ADD>
+POEM_DEVICE void norm_row(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
+  constexpr int HELD = ITEMS > 0 ? ITEMS : 1;
+  const size_t row = (size_t)blockIdx.x * width;
+  const int packs = ITEMS > 0 ? ITEMS : (width / VEC + THREADS - 1) / THREADS;
+  float held[HELD][VEC];
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < packs; ++i) {
+    const int column = (i * THREADS + (int)threadIdx.x) * VEC;
+    if (column >= width) break;
+    Pack<T, VEC> v = load<T, VEC>(x + row + column);
+    if constexpr (ADD) {
+      const Pack<T, VEC> r = load<T, VEC>(residual + row + column);
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) v.at[j] = from_float<T>(to_float(r.at[j]) + to_float(v.at[j]));
+      store<T, VEC>(residual + row + column, v);
+    }
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) {
+      const float f = to_float(v.at[j]);
+      if constexpr (ITEMS > 0) held[i][j] = f;
+      squares += f * f;
+    }
+  }
+  const float scale = 1.0f / sqrtf(block_sum<THREADS>(squares) / (float)width + eps);
+#pragma unroll
+  for (int i = 0; i < packs; ++i) {
+    const int column = (i * THREADS + (int)threadIdx.x) * VEC;
+    if (column >= width) break;
+    if constexpr (ITEMS == 0) {
+      const Pack<T, VEC> v = load<T, VEC>((ADD ? residual : x) + row + column);
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) held[0][j] = to_float(v.at[j]);
+    }
+    const Pack<W, VEC> w = load<W, VEC>(gain + column);
+    Pack<T, VEC> y;
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(held[ITEMS > 0 ? i : 0][j] * scale * gain_of<PLUS_ONE>(w.at[j]));
+    store<T, VEC>(out + row + column, y);
+  }
+}
+template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>
+__global__ void __launch_bounds__(THREADS) add_rmsnorm(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain,
+                                                       T* __restrict__ out, int width, float eps) {
+  norm_row<T, W, VEC, ITEMS, THREADS, PLUS_ONE, true>(x, residual, gain, out, width, eps);
+}
+template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>
+__global__ void __launch_bounds__(THREADS) rmsnorm(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
+  norm_row<T, W, VEC, ITEMS, THREADS, PLUS_ONE, false>(x, nullptr, gain, out, width, eps);
+}
+
+// Each run of `size` columns on its own, by one warp: out = rms(run) * w, with one gain for all runs. runs counts those of all rows.
+template <class T, class W, int VEC, int ITEMS, bool PLUS_ONE>
+__global__ void __launch_bounds__(256) rmsnorm_per_head(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int runs, int size,
+                                                        float eps) {
+  const int run = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool mine = run < runs;   // a warp without a run still takes part in the sum
+  const size_t start = (size_t)run * size;
+  float held[ITEMS][VEC];
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const int column = (i * 32 + lane) * VEC;
+    if (mine && column < size) {
+      const Pack<T, VEC> v = load<T, VEC>(x + start + column);
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) {
+        held[i][j] = to_float(v.at[j]);
+        squares += held[i][j] * held[i][j];
+      }
+    }
+  }
+  const float scale = 1.0f / sqrtf(warp_sum(squares) / (float)size + eps);
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const int column = (i * 32 + lane) * VEC;
+    if (mine && column < size) {
+      const Pack<W, VEC> w = load<W, VEC>(gain + column);
+      Pack<T, VEC> y;
+#pragma unroll
+      for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(held[i][j] * scale * gain_of<PLUS_ONE>(w.at[j]));
+      store<T, VEC>(out + start + column, y);
+    }
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------------- gated units
+enum Activation { SILU, GELU_TANH, GELU };
+
+// 1 / (1 + e^-x) without overflow, so that x * sigma(x) keeps its accuracy for large negative x.
+POEM_DEVICE float sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+}
+template <Activation ACT> POEM_DEVICE float activated(float x) {
+  if constexpr (ACT == SILU) return x * sigmoid(x);
+  else if constexpr (ACT == GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+  else return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+// out[n, c] = act(x[n, c]) * x[n, inter + c]: x is [rows, 2 inter], the gate in the first half of a row. The grid strides over all packs.
+template <class T, int VEC, Activation ACT>
+__global__ void __launch_bounds__(256) glu(const T* __restrict__ x, T* __restrict__ out, int rows, int inter) {
+  const int64_t per_row = inter / VEC, packs = rows * per_row;
+  for (int64_t p = blockIdx.x * (int64_t)256 + threadIdx.x; p < packs; p += (int64_t)gridDim.x * 256) {
+    const int64_t row = p / per_row, column = (p - row * per_row) * VEC;
+    const Pack<T, VEC> gate = load<T, VEC>(x + row * 2 * inter + column), up = load<T, VEC>(x + row * 2 * inter + inter + column);
+    Pack<T, VEC> y;
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(activated<ACT>(to_float(gate.at[j])) * to_float(up.at[j]));
+    store<T, VEC>(out + row * inter + column, y);
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------------------- biases
+// out[n, c] = x[n, c] + bias[c].
+template <class T, class W, int VEC>
+__global__ void __launch_bounds__(256) add_bias(const W* __restrict__ bias, const T* __restrict__ x, T* __restrict__ out, int rows, int width) {
+  const int64_t per_row = width / VEC, packs = rows * per_row;
+  for (int64_t p = blockIdx.x * (int64_t)256 + threadIdx.x; p < packs; p += (int64_t)gridDim.x * 256) {
+    const int64_t column = p % per_row * VEC;
+    const Pack<W, VEC> b = load<W, VEC>(bias + column);
+    const Pack<T, VEC> v = load<T, VEC>(x + p * VEC);
+    Pack<T, VEC> y;
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(to_float(v.at[j]) + to_float(b.at[j]));
+    store<T, VEC>(out + p * VEC, y);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------- rotary positions
+// Form half: channels i and i + rotary/2 of each head turn by the angle position * frequencies[i]; channels from `rotary` on are copied.
+// One block per row: angles are shared by all heads of q and k. `sign` is -1 for the inverse turn; k may have no heads.
+// Dynamic shared memory: rotary/2 pairs of floats.
+template <class T, int VEC>
+__global__ void __launch_bounds__(256) rope_half(const T* __restrict__ q, const T* __restrict__ k, const int* __restrict__ positions,
+                                                 const float* __restrict__ frequencies, T* __restrict__ q_out, T* __restrict__ k_out, int q_heads,
+                                                 int k_heads, int head_dim, int rotary, float factor, float sign) {
+  POEM_DYNAMIC_SHARED(memory);
+  float2* const turns = reinterpret_cast<float2*>(memory);
+  const int half = rotary / 2;
+  for (int i = threadIdx.x; i < half; i += 256) {
+    const float angle = (float)positions[blockIdx.x] * frequencies[i];
+    turns[i] = make_float2(cosf(angle) * factor, sinf(angle) * factor * sign);
+  }
+  __syncthreads();
+  const int pairs = half / VEC, rest = (head_dim - rotary) / VEC, per_head = pairs + rest;
+  for (int p = threadIdx.x; p < (q_heads + k_heads) * per_head; p += 256) {
+    const int head = p / per_head, i = (p - head * per_head);
+    const bool is_q = head < q_heads;
+    const size_t start = is_q ? ((size_t)blockIdx.x * q_heads + head) * head_dim : ((size_t)blockIdx.x * k_heads + head - q_heads) * head_dim;
+    const T* const from = (is_q ? q : k) + start;
+    T* const to = (is_q ? q_out : k_out) + start;
+    if (i >= pairs) {
+      const int column = rotary + (i - pairs) * VEC;
+      store<T, VEC>(to + column, load<T, VEC>(from + column));
+      continue;
+    }
+    const Pack<T, VEC> a = load<T, VEC>(from + i * VEC), b = load<T, VEC>(from + half + i * VEC);
+    Pack<T, VEC> turned_a, turned_b;
+#pragma unroll
+    for (int j = 0; j < VEC; ++j) {
+      const float2 t = turns[i * VEC + j];
+      const float fa = to_float(a.at[j]), fb = to_float(b.at[j]);
+      turned_a.at[j] = from_float<T>(fa * t.x - fb * t.y);
+      turned_b.at[j] = from_float<T>(fb * t.x + fa * t.y);
+    }
+    store<T, VEC>(to + i * VEC, turned_a);
+    store<T, VEC>(to + half + i * VEC, turned_b);
+  }
+}

@@ -1,0 +1,105 @@
+"""Compiling kernels and the emulator for the CPU with g++."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from cupy_backend import disk_cache, sources
+from cupy_backend.errors import KernelError
+
+Mode = Literal["fast", "checked"]
+
+OLDEST = 12
+# -ffp-contract=off: the same bits on every CPU. -fno-strict-aliasing: kernels load numbers through pointers to vectors, as CUDA allows.
+# -fno-gnu-unique: a kernel's statics are its own. _FORTIFY_SOURCE mistrusts a stack that is not the thread's.
+COMMON = (
+    "-std=c++20", "-fPIC", "-g1", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-threadsafe-statics", "-fno-gnu-unique",
+    "-U_FORTIFY_SOURCE", "-DPOEM_EMULATED=1", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-psabi",
+)  # fmt: skip
+# Checked: g++ inserts a call for every access, and the emulator, not libtsan, answers it.
+MODES: dict[Mode, tuple[str, ...]] = {
+    "fast": ("-O2",),
+    "checked": ("-O1", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"),
+}
+
+
+@lru_cache
+def compiler() -> tuple[str, str]:
+    """The path of g++ ($CXX if set) and its version text. KernelError if it is missing or too old."""
+    name = os.environ.get("CXX") or "g++"
+    path = shutil.which(name)
+    hint = "install it: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora)"
+    if path is None:
+        raise KernelError(
+            "cuda.no-compiler", f"the device `emu` compiles kernels with g++ {OLDEST} or newer, and there is no {name}", hint=hint
+        )
+    version = subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
+    if not version or int(version.split(".")[0]) < OLDEST:
+        raise KernelError(
+            "cuda.no-compiler", f"the device `emu` needs g++ {OLDEST} or newer", found=f"{path}, version {version or 'unknown'}", hint=hint
+        )
+    return path, version
+
+
+@lru_cache
+def machine_flags() -> tuple[str, ...]:
+    """Compile for this very CPU, whose features are part of what a build is named by."""
+    return ("-march=native",) if platform.machine() in ("x86_64", "AMD64", "aarch64") else ()
+
+
+@lru_cache
+def machine_name() -> str:
+    """Identifies the CPU's instruction set."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return platform.machine() + (found[1] if found else "")
+
+
+def build_library(stem: str, text: str, flags: tuple[str, ...], identity: str) -> Path:
+    """Compiles C++ `text` into a shared library in the cache and returns its path.
+
+    identity: what else the result depends on, such as a digest of included files. KernelError with the compiler's first
+    error, at its own file and line, if it does not compile.
+    """
+    path, version = compiler()
+    flags = (*COMMON, *machine_flags(), *flags)
+    name = f"{stem}-{sources.digest(text, repr(flags), identity, version, machine_name())}.so"
+
+    def build(target: Path) -> None:
+        object_file = target.with_suffix(".o")
+        try:
+            _run([path, *flags, "-x", "c++", "-c", "-o", str(object_file), "-"], text)
+            _run([path, "-shared", "-o", str(target), str(object_file), "-ldl"])  # without -fsanitize: its library stays out
+        finally:
+            object_file.unlink(missing_ok=True)
+
+    return disk_cache.get(name, build)
+
+
+def _run(command: list[str], text: str = "") -> None:
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode:
+        raise compile_error(done.stderr, "g++")
+
+
+def compile_error(log: str, compiler_name: str) -> KernelError:
+    """The first error of a compiler's log, at its own place."""
+    found = re.search(
+        r"^(?P<file>[^\s:(]+)(?::(?P<line>\d+):(?P<column>\d+)|\((?P<nvrtc>\d+)\)): (?:catastrophic |fatal )?error:? ?(?P<text>.*)$",
+        log,
+        re.MULTILINE,
+    )
+    if found is None:
+        return KernelError("kernel.compile", f"{compiler_name} failed", found=log.strip()[-2000:])
+    return KernelError(
+        "kernel.compile", f"{compiler_name}: {found['text']}", file=found["file"], line=int(found["line"] or found["nvrtc"]),
+        column=int(found["column"] or 0), found=log[found.start() :].strip()[:2000],
+    )  # fmt: skip

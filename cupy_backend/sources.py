@@ -1,0 +1,59 @@
+"""Where the CUDA sources are, and what identifies them."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import poem
+from cupy_backend.errors import KernelError
+
+
+@lru_cache
+def folder() -> Path:
+    """The folder `cuda_src`: inside an installed poem, or beside it in a checkout.
+
+    KernelError where neither has it.
+    """
+    package = Path(poem.__file__).parent
+    for candidate in (package / "shipped" / "cuda_src", package.parent / "cuda_src"):
+        if (candidate / "prelude.cuh").is_file():
+            return candidate
+    raise KernelError(
+        "kernel.no-sources", "the CUDA sources are missing", expected=f"prelude.cuh in {package / 'shipped' / 'cuda_src'}",
+        hint="reinstall poem-models; in a checkout the folder cuda_src stands beside poem",
+    )  # fmt: skip
+
+
+def find(source: str) -> Path:
+    """The file of a kernel: a path, or a name inside `cuda_src`. KernelError if there is none."""
+    path = folder() / source  # an absolute path stays itself
+    if not path.is_file():
+        names = sorted(known.name for known in folder().glob("*.cu"))
+        raise KernelError("kernel.no-sources", f"there is no kernel file {source}", expected=f"one of {', '.join(names)}", found=source)
+    return path
+
+
+def digest(*parts: str | bytes) -> str:
+    """A name for what was built from these texts: 32 hexadecimal digits of SHA-256."""
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.hexdigest()[:32]
+
+
+@lru_cache
+def prelude_digest() -> str:
+    """Identifies what every kernel includes on a device."""
+    return _digest_of([folder() / "prelude.cuh", *sorted((folder() / "prelude").glob("*.cuh"))])
+
+
+@lru_cache
+def emulator_digest() -> str:
+    """Identifies the emulator, its headers and the prelude."""
+    return digest(prelude_digest(), _digest_of(sorted((folder() / "emu").iterdir())))
+
+
+def _digest_of(paths: list[Path]) -> str:
+    return digest(*(part for path in paths if path.is_file() for part in (path.name, path.read_bytes())))
