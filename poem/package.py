@@ -126,7 +126,7 @@ class _Trace:
 
     def __init__(self, package: Package, deployment: Deployment, source: Source | None = None) -> None:
         self.package, self.deployment, self.source = package, deployment, source
-        self.tracer = Tracer(package.name, deployment.model.id, deployment.name)
+        self.tracer = Tracer(package.name, deployment.model.id, deployment.name, LIMITS.nodes)
         self.module = starlark.Module()
         package._layouts[deployment.name] = self.run("layout").delivered["layout"]
 

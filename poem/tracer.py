@@ -61,7 +61,7 @@ class Plan:
 class Tracer:
     """Collects one Graph."""
 
-    def __init__(self, package: str, model: str, deployment: str) -> None:
+    def __init__(self, package: str, model: str, deployment: str, maximum_nodes: int = MAXIMUM_NODES) -> None:
         self.package, self.model, self.deployment = package, model, deployment
         self.params: list[Param] = []
         self.param_of: dict[int, Param] = {}  # by id(weight)
@@ -77,6 +77,7 @@ class Tracer:
         self.folds: list[Fold] = []
         self.layer: tuple[int, int] | None = None
         self.handle = Inputs(self)
+        self.maximum_nodes = maximum_nodes
         self._several = False  # whether the last call gave a list of results
 
     # -- declarations ------------------------------------------------------------------------
@@ -129,8 +130,8 @@ class Tracer:
         op = REGISTRY.get(name)
         if op is None:
             raise self._unknown_op(name, where)
-        if len(self.nodes) >= MAXIMUM_NODES:
-            raise self.error("budget.size", f"a trace holds at most {MAXIMUM_NODES} nodes", where)
+        if len(self.nodes) >= self.maximum_nodes:
+            raise self.error("budget.size", f"a trace holds at most {self.maximum_nodes} nodes", where)
         arguments = self._bind(op, args, kwargs, where)
         operands: dict[str, Operand] = {}
         attributes: dict[str, Attribute] = {}
@@ -196,7 +197,7 @@ class Tracer:
             else:
                 refs[name] = Ref("cache", item.cache.id) if type(item) is CacheHandle else Ref("inputs", 0)
         nodes, values = self.nodes, self.values
-        if len(nodes) >= MAXIMUM_NODES:
+        if len(nodes) >= self.maximum_nodes:
             return None
         number, first = len(nodes), len(values)
         node = Node(number, plan.op, refs, plan.attributes, tuple(range(first, first + len(plan.results))), self.layer, None, plan.where)

@@ -358,8 +358,8 @@ def check_pairs(evaluation: Evaluation, given: Any, where: tuple[Any, ...]) -> l
             left = tuple(left)
         elif not isinstance(left, str) and not is_expression(left):
             raise _bad_pair(evaluation, where, index, f"the left side is a name, a list of names or an expression, found {kind_of(left)}", kind_of(left))
-        elif right is None and not isinstance(left, str):
-            raise _bad_pair(evaluation, where, index, "with None on the right, the left side is a name", kind_of(left))
+        elif right is None and is_expression(left):
+            raise _bad_pair(evaluation, where, index, "with None on the right, the left side is a name or a list of names", kind_of(left))
         pairs.append(Pair(left, right, where + evaluation.place_of(right if right is not None else left), index))
     return pairs
 
