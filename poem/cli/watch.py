@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 from poem.errors import PackageError
@@ -56,6 +57,8 @@ def _work(command: Command, argv: Sequence[str], writing: int) -> None:
         code = exit.code if isinstance(exit.code, int) else CANNOT_RUN
     except BrokenPipeError:
         pass
+    except BaseException:  # a fault of ours, not of the user's: it must be seen
+        traceback.print_exc()
     finally:
         try:
             sys.stdout.flush()
