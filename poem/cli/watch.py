@@ -12,7 +12,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 
 from poem.errors import PackageError
@@ -58,6 +57,8 @@ def _work(command: Command, argv: Sequence[str], writing: int) -> None:
     except BrokenPipeError:
         pass
     except BaseException:  # a fault of ours, not of the user's: it must be seen
+        import traceback
+
         traceback.print_exc()
     finally:
         try:
