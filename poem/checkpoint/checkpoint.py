@@ -58,7 +58,9 @@ class Checkpoint:
     def _modelopt(self) -> dict[str, Any] | None:
         """What modelopt writes beside `config.json`."""
         name = "hf_quant_config.json"
-        value = parse_json(self.side_files[name], f"{self.place}/{name}", "the configuration") if name in self.side_files else None
+        if name not in self.side_files:
+            return None
+        value = parse_json(self.side_files[name], f"{self.place}/{name}", "the configuration", strict=False)
         return value if isinstance(value, dict) else None
 
     # -- tensors ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from poem.checkpoint import planes
 from poem.checkpoint.planes import Chosen
-from poem.checkpoint.stored import Stored
+from poem.checkpoint.stored import Factors, Stored
 from poem.dtypes import Dtype, leaves, slicing
 from poem.dtypes.tensor import STORAGE, Tensor
 
@@ -43,7 +43,8 @@ class Lazy:
     """shape and dtype of what `read(start, stop)` gives; word: how the checkpoint stores it, for messages.
 
     quantised: some of it is stored as codes and scales, even if it is decoded by now. uses: what it reads of the
-    checkpoint. direct: it is one stored weight, or a selection from one.
+    checkpoint. direct: it is one stored weight, or a selection from one. factors: the planes of one stored weight without
+    its codes.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +54,7 @@ class Lazy:
     quantised: bool = False
     uses: tuple[Use, ...] = ()
     direct: bool = False
+    factors: Factors = dict
 
     def whole(self) -> Tensor:
         """All rows."""
@@ -85,7 +87,8 @@ def source(stored: Stored) -> Lazy:
         )  # fmt: skip
     if not all(stored.shape):
         raise Refusal("import.shape", f"`{stored.name}` is empty", found=str(list(stored.shape)))
-    return Lazy(stored.shape, stored.dtype, stored.read, stored.word, stored.quantised, (Use(stored.name),), direct=True)
+    uses = (Use(stored.name),)
+    return Lazy(stored.shape, stored.dtype, stored.read, stored.word, stored.quantised, uses, direct=True, factors=stored.factors)
 
 
 def decoded(lazy: Lazy) -> Lazy:
@@ -93,10 +96,12 @@ def decoded(lazy: Lazy) -> Lazy:
     if lazy.dtype.is_leaf:
         return lazy
 
-    anywhere = len(lazy.shape) > 2 or lazy.dtype.quantum[0] == 1  # rows may be cut between any two
+    step, extent = lazy.dtype.quantum[0] if len(lazy.shape) == 2 else 1, lazy.shape[0]
 
     def rows(start: int, stop: int) -> np.ndarray:
-        return lazy.read(start, stop).decode() if anywhere else lazy.whole().decode(slice(start, stop))
+        first = start // step * step  # rows are cut at whole groups
+        last = min(-(-stop // step) * step, extent)
+        return lazy.read(first, last).decode(slice(start - first, stop - first))
 
     return replace(_leaf(lazy.shape, F32, rows, lazy), direct=lazy.direct)
 
@@ -234,8 +239,15 @@ def _concat_codes(axis: int, parts: Sequence[Lazy], shape: tuple[int, ...]) -> L
             )  # fmt: skip
 
     def read(start: int, stop: int) -> Tensor:
-        every = planes.join(axis, [part.whole() for part in parts])
-        return every if stop - start == shape[0] else planes.select(every, 0, range(start, stop))
+        if axis:
+            return planes.join(axis, [part.read(start, stop) for part in parts])
+        pieces, begin = [], 0
+        for part in parts:
+            first, last = max(start - begin, 0), min(stop - begin, part.shape[0])
+            if first < last:
+                pieces.append(part.read(first, last))
+            begin += part.shape[0]
+        return pieces[0] if len(pieces) == 1 else planes.join(0, pieces)
 
     return Lazy(shape, dtype, read, parts[0].word, True, tuple(use for part in parts for use in part.uses))
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from poem.checkpoint import Checkpoint
-from poem.checkpoint.families.config import quantisation_problem
+from poem.checkpoint import Checkpoint, Stored
+from poem.dtypes import Dtype
 from poem.errors import CheckpointError, PoemError
 from poem.formats.declared import Format
 from poem.formats.paths import Paths
@@ -13,7 +13,7 @@ from poem.formats.states import disagreement
 from poem.importer.coverage import MAXIMUM_LISTED
 from poem.importer.faults import one_line, raise_all
 from poem.importer.plan import Formatted, ImportPlan, plan_format
-from poem.importer.reexpress import can_reexpress
+from poem.importer.reexpress import can_reexpress, inexact
 from poem.importer.vocabulary import broken_contract
 from poem.language.declarations import Deployment, Layout
 
@@ -69,7 +69,7 @@ def plan_import(
     quantised dtype may be decoded and quantised again. progress: called with candidates done, candidates in all and a name.
     Raises CheckpointError (`import.*`), PackageError (`formats.*`, `layout.*`), DeploymentNameError, or PoemErrors for several.
     """
-    problem = quantisation_problem(checkpoint.settings)
+    problem = checkpoint.quantisation.problem
     if problem:
         raise CheckpointError(
             "import.illegible", problem, phase="import", file=checkpoint.place, hint="look for the same model in bf16, FP8 or NVFP4"
@@ -77,7 +77,7 @@ def plan_import(
     elsewhere = _Elsewhere()
     if deployment is not None:
         package, named = _named(packages, deployment)
-        return _plan(_Attempt(checkpoint, package, named, requantise, elsewhere))
+        return _checked(_plan(_Attempt(checkpoint, package, named, requantise, elsewhere)))
     tried: list[tuple[_Attempt, PoemError]] = []
     ordered = _candidates(packages, model)
     for position, (package, candidate) in enumerate(ordered):
@@ -89,7 +89,7 @@ def plan_import(
         except PoemError as miss:
             tried.append((attempt, miss))
             continue
-        return _with_better_kept(plan, ordered[position + 1 :])
+        return _checked(_with_better_kept(plan, ordered[position + 1 :]))
     raise _no_deployment(checkpoint, tried, model)
 
 
@@ -136,11 +136,26 @@ def _with_better_kept(plan: ImportPlan, later: Sequence[tuple[Any, Deployment]])
     found = [stored for stored in map(plan.checkpoint.find, names) if stored is not None and stored.dtype.is_quantised]
     for package, deployment in later:
         same = package is plan.package and deployment.model.id == plan.deployment.model.id
-        if same and any(can_reexpress(stored.dtype, wanted) for stored in found for wanted in deployment.weights):
+        if same and any(_keeps(stored, wanted) for stored in found for wanted in deployment.weights):
             words = " and ".join(sorted({stored.word for stored in found}))
             note = f"weights stored as {words} are decoded; {deployment.name} would keep them as they are"
             return replace(plan, notes=(*plan.notes, note))
     return plan
+
+
+def _keeps(stored: Stored, wanted: Dtype) -> bool:
+    return can_reexpress(stored.dtype, wanted) and not inexact(stored.dtype, wanted, stored.factors())
+
+
+def _checked(plan: ImportPlan) -> ImportPlan:
+    """A plan whose scales and zero points have been looked at. Raises CheckpointError (`import.bad-scale`, `import.illegible`)."""
+    notes = []
+    for stored in plan.stored():
+        notes += [stored.note] if stored.note else []
+        notes += stored.check()
+    plan.checkpoint.evict()
+    kept = notes[:MAXIMUM_LISTED] + ([f"and {len(notes) - MAXIMUM_LISTED} more notes like these"] if len(notes) > MAXIMUM_LISTED else [])
+    return replace(plan, notes=(*plan.notes, *kept))
 
 
 # -- one candidate -------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One weight on its way from the checkpoint to its dtype: what is done to it, and its rows on demand."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,7 @@ from poem.errors import CheckpointError
 from poem.formats.declared import Where
 from poem.formats.lazy import FLOAT_LEAVES, Lazy, Refusal, converted, decoded
 from poem.graph import Param
-from poem.importer.reexpress import can_reexpress, reexpress
+from poem.importer.reexpress import can_reexpress, inexact, reexpress
 
 Action = Literal["copied", "cast", "encoded", "decoded"]
 STRIP_BYTES = 8 << 20  # of f32 values: what is held beside the mapped files while a weight streams
@@ -109,8 +109,11 @@ class Prepared:
         return placed(refusal, self.param, self.where)
 
 
-def prepare(param: Param, array: Lazy, where: Where, *, requantise: bool) -> Prepared:
-    """Decide how what a landing reads becomes its weight, from shapes and dtypes alone. Raises Refusal."""
+def prepare(param: Param, array: Lazy, where: Where, *, requantise: bool, rounded: Sequence[str] = ()) -> Prepared:
+    """Decide how what a landing reads becomes its weight, without reading codes. Raises Refusal.
+
+    rounded: why codes are not kept though their term could be (`keeping_codes`).
+    """
     wanted = Dtype(param.dtype)
     if array.shape != param.shape:
         transposed = array.shape == param.shape[::-1]
@@ -124,8 +127,9 @@ def prepare(param: Param, array: Lazy, where: Where, *, requantise: bool) -> Pre
         action: Action = "decoded" if array.quantised else "cast"
         return Prepared(param, array, converted(array, wanted), action, where)
     if array.quantised and not requantise:
+        said = f" ({rounded[0]})" if rounded else ""
         raise Refusal(
-            "import.requantise", f"{_names(array)} is stored as {array.word}, and would be decoded and quantised again",
+            "import.requantise", f"{_names(array)} is stored as {array.word}, and would be decoded and quantised again" + said,
             expected=wanted.name, found=array.word, hint="name the deployment and ask for it: --deployment NAME --requantise",
         )  # fmt: skip
     floats = decoded(array)
@@ -134,11 +138,18 @@ def prepare(param: Param, array: Lazy, where: Where, *, requantise: bool) -> Pre
     return Prepared(param, array, floats, "encoded", where)
 
 
-def keeping_codes(wanted: Dtype) -> Callable[[Lazy], Lazy]:
-    """What is done to a stored weight for a quantised target: codes that re-express exactly take the wanted term."""
+def keeping_codes(wanted: Dtype, rounded: list[str]) -> Callable[[Lazy], Lazy]:
+    """What is done to a stored weight for a quantised target: codes that re-express exactly take the wanted term.
+
+    rounded: gets a line for every weight whose factors would be rounded, so that its codes cannot be kept.
+    """
 
     def apply(array: Lazy) -> Lazy:
         if array.dtype is wanted or not array.dtype.is_quantised or not can_reexpress(array.dtype, wanted):
+            return array
+        problem = inexact(array.dtype, wanted, array.factors())
+        if problem:
+            rounded.append(f"{_names(array)}: {problem}")
             return array
 
         def read(start: int, stop: int) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from poem.checkpoint import Checkpoint
+from poem.checkpoint import Checkpoint, Stored
 from poem.checkpoint.families.common import ACTIVATION_SCALES
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
@@ -64,6 +64,12 @@ class ImportPlan:
         """Every weight under its name, made on access; views of the checkpoint where its bytes can be used as they are."""
         return Weights(self.landings)
 
+    def stored(self) -> list[Stored]:
+        """Every stored weight of the checkpoint that is read, once."""
+        arrays = [array for landing in self.landings.values() for array in (landing.stored, *landing.copies)]
+        names = dict.fromkeys(use.name for array in arrays for use in array.uses)
+        return [stored for name in names if (stored := self.checkpoint.find(name)) is not None]
+
     @property
     def actions(self) -> dict[str, int]:
         """How many weights are copied, cast, encoded and decoded."""
@@ -115,12 +121,13 @@ def plan_format(
     landed: dict[str, Prepared] = {}
     uses: dict[str, tuple[Use, ...]] = {}
     for name, landing in expansion.landings.items():
-        array = _evaluate(checkpoint, landing, faults, missing)
+        rounded: list[str] = []
+        array = _evaluate(checkpoint, landing, faults, missing, rounded)
         if array is None:
             continue
         uses[name] = array.uses
         try:
-            landed[name] = prepare(landing.param, array, landing.where, requantise=requantise)
+            landed[name] = prepare(landing.param, array, landing.where, requantise=requantise, rounded=rounded)
         except Refusal as refusal:
             faults.append(placed(refusal, landing.param, landing.where))
     copies = _tied_copies(checkpoint, expansion, landed)
@@ -146,10 +153,14 @@ def plan_format(
     return Formatted(ordered, not_read, notes)
 
 
-def _evaluate(checkpoint: Checkpoint, landing: Landing, faults: list[PoemError], missing: list[tuple[str, Landing]]) -> Lazy | None:
-    evaluation = Evaluation(checkpoint, landing.param, keeping_codes(Dtype(landing.param.dtype)))
+def _evaluate(
+    checkpoint: Checkpoint, landing: Landing, faults: list[PoemError], missing: list[tuple[str, Landing]], rounded: list[str]
+) -> Lazy | None:
     try:
-        return evaluation.landing(landing)
+        array = Evaluation(checkpoint, landing.param, keeping_codes(Dtype(landing.param.dtype), rounded)).landing(landing)
+        if rounded:  # the parts of one weight are kept together, or decoded together
+            array = Evaluation(checkpoint, landing.param, lambda part: part).landing(landing)
+        return array
     except Missing as absent:
         missing.append((absent.name, landing))
     except Refusal as refusal:
@@ -161,7 +172,7 @@ def _tied_copies(checkpoint: Checkpoint, expansion: Expansion, landed: dict[str,
     """Attach to each tied weight what the pairs of its aliases would read; returns the names of those stored weights."""
     names: set[str] = set()
     for landing in expansion.copies:
-        array = _evaluate(checkpoint, landing, [], [])
+        array = _evaluate(checkpoint, landing, [], [], [])
         own = landed.get(landing.param.name)
         if array is None or own is None:
             continue

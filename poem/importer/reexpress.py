@@ -1,27 +1,31 @@
-"""Exact re-expressions: codes that mean the same under another term, with factors repeated or widened.
+"""Exact re-expressions: codes that mean the same under another term, with factors repeated, widened or multiplied out.
 
 a scale for the whole tensor -> one a row, or one a tile        a longer run -> shorter runs that divide it
 bf16, f16 or e8m0 factors -> f32                                wider factors -> bf16, where every one is a bf16 number
+(code - zero) * gain -> code * gain + offset, with offset = -zero * gain, where both are numbers of the new factors
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from poem.dtypes import Dtype, leaves
 from poem.dtypes.tensor import Tensor
 from poem.dtypes.term import Group, Grouped, Leaf
-from poem.formats.lazy import Refusal
 
 
 def can_reexpress(dtype: Dtype, wanted: Dtype) -> bool:
-    """Whether the codes of a weight can stay as they are under another dtype. Values of narrower factors are checked later."""
+    """Whether the codes of a weight can stay as they are under another dtype, as far as terms tell: see `inexact`."""
     old, new = dtype.term, wanted.term
     if old == new:
         return True
-    if not isinstance(old, Grouped) or not isinstance(new, Grouped) or (old.code, old.tail) != (new.code, new.tail):
+    if not isinstance(old, Grouped) or not isinstance(new, Grouped) or old.code != new.code:
         return False
-    factors = [(old.gain, new.gain)] + ([(old.offset, new.offset)] if old.offset is not None else [])
-    plain = all(isinstance(a, Leaf) and isinstance(b, Leaf) and b.name in leaves.WHOLE_FLOATS for a, b in factors)
-    return plain and _divides(old.group, new.group)
+    if (old.tail, new.tail) not in (("n", "n"), ("b", "b"), ("z", "b")):
+        return False
+    plain = all(factor is None or isinstance(factor, Leaf) for factor in (old.gain, old.offset))
+    floats = all(factor is None or str(factor) in leaves.WHOLE_FLOATS for factor in (new.gain, new.offset))
+    return plain and floats and _divides(old.group, new.group)
 
 
 def _divides(old: Group, new: Group) -> bool:
@@ -32,27 +36,50 @@ def _divides(old: Group, new: Group) -> bool:
     return old.kind == new.kind == "run" and old.size % new.size == 0
 
 
+def inexact(dtype: Dtype, wanted: Dtype, factors: Mapping[str, np.ndarray]) -> str:
+    """Why a weight of these factors cannot be re-expressed though its term could: which factor would be rounded. Or ""."""
+    if dtype.term == wanted.term:
+        return ""
+    _, problem = _converted(dtype, wanted, factors)
+    return problem
+
+
 def reexpress(tensor: Tensor, wanted: Dtype) -> Tensor:
-    """The same values under `wanted`; `can_reexpress` holds. Refusal (`import.requantise`) where a factor would be rounded."""
+    """The same values under `wanted`; `can_reexpress` holds. ValueError where a factor would be rounded."""
     old, new = tensor.dtype.term, wanted.term
     if old == new:
         return Tensor(wanted, tensor.shape, tensor.planes)
     assert isinstance(old, Grouped)
     assert isinstance(new, Grouped)
-    planes = {"code": tensor.planes["code"]}
-    for path, before, after in (("gain", old.gain, new.gain), ("offset", old.offset, new.offset)):
-        if before is None or after is None:
+    factors, problem = _converted(tensor.dtype, wanted, tensor.planes)
+    if problem:
+        raise ValueError(problem)
+    repeated = {path: _repeated(factor, old.group, new.group, tensor.shape) for path, factor in factors.items()}
+    return Tensor(wanted, tensor.shape, {"code": tensor.planes["code"], **repeated})
+
+
+def _converted(dtype: Dtype, wanted: Dtype, planes: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
+    """The factors as the leaves of the wanted term, one for each old group; and which of them is not exact, or ""."""
+    old, new = dtype.term, wanted.term
+    assert isinstance(old, Grouped)
+    assert isinstance(new, Grouped)
+    # Products of a zero point of 8 bits and a float of at most 24 are exact in float64.
+    exact = {"gain": leaves.decode(planes["gain"].reshape(-1), str(old.gain), np.float64).reshape(planes["gain"].shape)}
+    if old.offset is not None:
+        offset = leaves.decode(planes["offset"].reshape(-1), str(old.offset), np.float64).reshape(planes["offset"].shape)
+        exact["offset"] = 0 - offset * exact["gain"] if old.tail == "z" else offset
+    found: dict[str, np.ndarray] = {}
+    for path, values in exact.items():
+        leaf = str(new.gain if path == "gain" else new.offset)
+        if leaf == str(old.gain if path == "gain" else old.offset):
+            found[path] = planes[path]
             continue
-        stored = tensor.planes[path]
-        exact = leaves.decode(stored.reshape(-1), str(before), np.float64).reshape(stored.shape)
-        narrow = leaves.encode(exact, str(after))
-        if not np.array_equal(leaves.decode(narrow.reshape(-1), str(after), np.float64).reshape(stored.shape), exact):
-            raise Refusal(
-                "import.requantise", f"a {path} stored as {before} is no {after} number, so the codes cannot be kept",
-                hint="name the deployment and ask for it: --deployment NAME --requantise",
-            )  # fmt: skip
-        planes[path] = _repeated(narrow, old.group, new.group, tensor.shape)
-    return Tensor(wanted, tensor.shape, planes)
+        found[path] = leaves.encode(values, leaf)
+        wrong = leaves.decode(found[path].reshape(-1), leaf, np.float64).reshape(values.shape) != values
+        if wrong.any():
+            at = tuple(int(index) for index in np.argwhere(wrong)[0])
+            return found, f"its codes can only be kept where every {path} is a {leaf} number: {float(values[at])!r} at {list(at)} is none"
+    return found, ""
 
 
 def _repeated(factor: np.ndarray, old: Group, new: Group, shape: tuple[int, ...]) -> np.ndarray:

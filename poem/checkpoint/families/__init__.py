@@ -60,7 +60,7 @@ def _confirmed(table: Table, family: str, stored: Stored, stated: Stated) -> Sto
         return replace(stored, note=f"`{stored.name}` is stored as {stored.word}, although the configuration leaves it unquantised")
     if stated.problem:
         return replace(stored, problem=stated.problem)
-    contradicts = stated.families and family not in stated.families or stated.words and stored.word not in stated.words
+    contradicts = (stated.families and family not in stated.families) or (stated.words and stored.word not in stated.words)
     if contradicts:
         return replace(stored, problem=f"its tensors are {family} ({stored.word}), where the configuration says {stated.said}")
     return stored

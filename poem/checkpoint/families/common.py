@@ -124,6 +124,6 @@ def unreadable(name: str, word: str, shape: Iterable[int], tensors: tuple[str, .
 def illegible(name: str, tensor: RawTensor, problem: str, found: str) -> CheckpointError:
     """An `import.illegible` for something that only the data shows."""
     return CheckpointError(
-        "import.illegible", f"cannot read `{name}`: {problem}", phase="import", file=str(tensor.file.path), found=f"`{tensor.name}` {found}",
-        hint="look for the same model in safetensors with bf16, f16 or f32 weights",
+        "import.illegible", f"cannot read `{name}`: {problem}", phase="import", file=str(tensor.file.path),
+        found=f"`{tensor.name}` {found}", hint="look for the same model in safetensors with bf16, f16 or f32 weights",
     )  # fmt: skip

@@ -121,7 +121,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(settings: Mapping[str, Any], *keys: str) -> Names:
-    return Names(item for key in keys for item in (settings.get(key) if isinstance(settings.get(key), list) else ()))
+    return Names(item for key in keys if isinstance(settings.get(key), list) for item in settings[key])
 
 
 def _fp8(settings: Mapping[str, Any]) -> Quantisation:
@@ -149,13 +149,13 @@ def _mxfp4(settings: Mapping[str, Any]) -> Quantisation:
 
 
 def _awq(settings: Mapping[str, Any]) -> Quantisation:
-    bits, group, version = settings.get("bits", settings.get("w_bit")), settings.get("group_size", settings.get("q_group_size")), None
+    bits, group = settings.get("bits", settings.get("w_bit")), settings.get("group_size", settings.get("q_group_size"))
     version = str(settings.get("version", "gemm")).lower()
     if version != "gemm":
         return Quantisation(f"AWQ words in the order of version {version} are not read, only gemm")
     if bits != 4:
         return Quantisation(f"AWQ of {bits} bits is not read, only 4")
-    symmetric = settings.get("zero_point") is False
+    symmetric = settings.get("zero_point") is not True
     stated = Stated(f"quant_method awq, group_size {group}", (WORDS,), method="awq", bits=4, group=_group(group), symmetric=symmetric)
     return Quantisation("", stated, _listed(settings, "modules_to_not_convert"))
 
@@ -268,7 +268,7 @@ def _scheme(group: Mapping[str, Any], form: Any) -> Stated:
     bits, kind, size, strategy = (weights.get(key) for key in ("num_bits", "type", "group_size", "strategy"))
     stated = Stated(f"compressed-tensors {form}", _FORMATS.get(str(form), ()), method="compressed-tensors")
     symmetric = weights.get("symmetric", True) is not False
-    problem, words, tile = "", (), None
+    problem, words, tile = "", tuple[str, ...](), None
     if form not in _FORMATS:
         problem = f"compressed-tensors of the format {form} are not read"
     elif not weights:

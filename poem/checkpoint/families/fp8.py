@@ -3,35 +3,57 @@
 P.weight F8_E4M3 [N, K];  P.weight_scale_inv or P.weight_scale;  value = code * scale, whatever the scale is called
 """
 
-from poem.checkpoint.families.common import companions, from_planes, unreadable
-from poem.checkpoint.stored import Settings, Stored, Table
+from collections.abc import Iterator
+
+import numpy as np
+
+from poem.checkpoint.families.common import companions, from_planes, module_of, unreadable
+from poem.checkpoint.families.config import TILE, Stated
+from poem.checkpoint.stored import RawTensor, Stored, Table
 from poem.dtypes import LEAF_BITS, Dtype
 
-TILE = 128
 SCALE_LEAVES = ("f32", "bf16", "f16", "e8m0")
+BYTES_AT_ONCE = 1 << 18
 
 
-def find(table: Table, name: str, settings: Settings) -> Stored | None:
+def find(table: Table, name: str, stated: Stated) -> Stored | None:
     """e4m3 codes under that name, with a scale beside them."""
     raw = table.get(name)
     if raw is None or raw.tag != "F8_E4M3":
         return None
-    scale = table.get(f"{name}_scale_inv") or table.get(f"{name}_scale")
-    if scale is None:
+    found = [scale for ending in ("_scale_inv", "_scale") if (scale := table.get(name + ending)) is not None]
+    if not found:
         return None
-    tensors = companions(table, name, raw, scale)
+    tensors, scale = companions(table, name, raw, *found), found[0]
+    if len(found) > 1:
+        return unreadable(name, "e4m3", raw.shape, tensors, f"it has two scales, `{found[0].name}` and `{found[1].name}`")
+    if f"{module_of(name)}.pre_quant_scale" in table:
+        return unreadable(name, "e4m3", raw.shape, tensors, "a pre_quant_scale would have to multiply the input")
     if scale.leaf not in SCALE_LEAVES or len(raw.shape) < 2:
         return unreadable(name, "e4m3", raw.shape, tensors, f"FP8 codes of rank {len(raw.shape)} with {scale.tag} scales")
     *lead, rows, columns = raw.shape
-    tiles = (*lead, -(-rows // TILE), -(-columns // TILE))
+    height, width = stated.tile or TILE
+    tiles = (*lead, -(-rows // height), -(-columns // width))
     with_unit_axes = (*lead, tiles[-2], 1, tiles[-1], 1)  # as modelopt writes them
-    if scale.nbytes * 8 == LEAF_BITS[scale.leaf]:
+    if scale.shape in (tiles, with_unit_axes) and (stated.tile or scale.nbytes * 8 != LEAF_BITS[scale.leaf]):
+        word, term = f"e4m3tile{height}" + (f"x{width}" if (height, width) != TILE else ""), f"g{height}x{width}_e4m3_{scale.leaf}_n"
+    elif scale.nbytes * 8 == LEAF_BITS[scale.leaf]:
         word, term = "e4m3tensor", f"gt_e4m3_{scale.leaf}_n"
-    elif scale.shape in (tiles, with_unit_axes):
-        word, term = "e4m3tile128", f"g{TILE}x{TILE}_e4m3_{scale.leaf}_n"
     elif scale.shape in ((*lead, rows), (*lead, rows, 1)):
         word, term = "e4m3row", f"gr_e4m3_{scale.leaf}_n"
     else:
-        problem = f"FP8 scales {list(scale.shape)} for {list(raw.shape)} are neither one, nor one a row, nor one a tile of {TILE} by {TILE}"
+        problem = (
+            f"FP8 scales {list(scale.shape)} for {list(raw.shape)} are neither one, nor one a row, nor one a tile of {height} by {width}"
+        )
         return unreadable(name, "e4m3", raw.shape, tensors, problem)
-    return from_planes(name, word, Dtype(term), raw.shape, tensors, {"code": raw, "gain": scale})
+    return from_planes(name, word, Dtype(term), raw.shape, tensors, raw, {"gain": scale}, check=lambda: _nan_codes(raw))
+
+
+def _nan_codes(raw: RawTensor) -> Iterator[str]:
+    """A note when codes mean NaN: they are kept as they are."""
+    held = raw.raw()
+    count = sum(
+        np.count_nonzero((held[start : start + BYTES_AT_ONCE] & 0x7F) == 0x7F) for start in range(0, raw.nbytes, BYTES_AT_ONCE)
+    )  # fmt: skip
+    if count:
+        yield f"`{raw.name}`: {count} {'code means' if count == 1 else 'codes mean'} NaN"

@@ -1,7 +1,7 @@
 """Blocks of a GGUF: decoded to f32 by the package `gguf`, a strip of rows at a time.
 
-MXFP4 holds the values of our mxfp4 with its nibbles in another order, and is repacked without decoding. All other block
-types count as float data whose source is quantised.
+MXFP4, Q4_0 and Q4_1 are terms of ours with their nibbles in another order (byte j of a block holds elements j and j + 16),
+and are repacked without decoding. All other block types count as float data whose source is quantised.
 """
 
 import math
@@ -9,17 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from poem.checkpoint.families.common import companions, unreadable
-from poem.checkpoint.stored import RawTensor, Settings, Stored, Table
+from poem.checkpoint.families.common import companions, from_planes, unreadable
+from poem.checkpoint.families.config import Stated
+from poem.checkpoint.stored import RawTensor, Stored, Table
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
 from poem.errors import CheckpointError
 
-MXFP4_BLOCK, MXFP4_BYTES = 32, 17
+BLOCK = 32  # elements of a block of nibbles
+NIBBLES = {
+    "MXFP4": ("mxfp4", 17, 1),  # term, bytes of a block, bytes before its codes
+    "Q4_0": ("g32_u4_f16_z_u8", 18, 2),
+    "Q4_1": ("g32_u4_f16_b_f16", 20, 4),
+}
 BLOCKS_AT_ONCE = 256
 
 
-def find(table: Table, name: str, settings: Settings) -> Stored | None:
+def find(table: Table, name: str, stated: Stated) -> Stored | None:
     """A tensor of a ggml block type."""
     raw = table.get(name)
     if raw is None or raw.leaf is not None or not (raw.tag.startswith("ggml type ") or _kind(raw.tag) is not None):
@@ -31,8 +37,8 @@ def find(table: Table, name: str, settings: Settings) -> Stored | None:
         return unreadable(name, word, shape, tensors, f"{raw.tag} is not known to the installed package gguf: a newer one may know it")
     if not shape:
         return unreadable(name, word, shape, tensors, f"a scalar of {raw.tag} blocks")
-    if raw.tag == "MXFP4":
-        return Stored(name, word, shape, Dtype("mxfp4"), tensors, lambda start, stop: _repacked(raw, start, stop))
+    if raw.tag in NIBBLES and len(shape) > 1 and all(shape):
+        return _nibbles(name, raw, tensors)
     from gguf.quants import _type_traits
 
     if kind not in _type_traits:
@@ -80,10 +86,24 @@ def _dequantised(rows: np.ndarray, tag: str) -> np.ndarray:
     return values[0] if len(values) == 1 else np.concatenate(values)
 
 
-def _repacked(raw: RawTensor, start: int, stop: int) -> Tensor:
-    shape = (stop - start, *raw.shape[1:])
-    blocks = _block_rows(raw, start, stop).reshape(-1, MXFP4_BYTES)
-    low, high = blocks[:, 1:] & 0x0F, blocks[:, 1:] >> 4
-    codes = np.concatenate([low[:, 0::2] | low[:, 1::2] << 4, high[:, 0::2] | high[:, 1::2] << 4], axis=1)
-    gain = np.ascontiguousarray(blocks[:, 0]).reshape(*shape[:-1], shape[-1] // MXFP4_BLOCK)
-    return Tensor(Dtype("mxfp4"), shape, {"code": codes.reshape(*shape[:-1], shape[-1] // 2), "gain": gain})
+def _nibbles(name: str, raw: RawTensor, tensors: tuple[str, ...]) -> Stored:
+    text, size, before = NIBBLES[raw.tag]
+    groups = (*raw.shape[:-1], raw.shape[-1] // BLOCK)
+
+    def codes(start: int, stop: int) -> np.ndarray:
+        blocks = _block_rows(raw, start, stop).reshape(-1, size)[:, before:]
+        out = np.empty(blocks.shape, np.uint8)  # byte i: elements 2i and 2i + 1 are the low, then the high nibbles of two bytes
+        even, odd = blocks[:, 0::2], blocks[:, 1::2]
+        out[:, :8] = (even & 0x0F) | (odd << 4)
+        out[:, 8:] = (even >> 4) | (odd & 0xF0)
+        return out.reshape(stop - start, *raw.shape[1:-1], raw.shape[-1] // 2)
+
+    def factors() -> dict[str, np.ndarray]:
+        head = _block_rows(raw, 0, raw.shape[0]).reshape(-1, size)[:, :before]
+        if raw.tag == "MXFP4":
+            return {"gain": np.ascontiguousarray(head).reshape(groups)}
+        halves = np.ascontiguousarray(head).view(np.float16)
+        offset = np.full(len(halves), 8, np.uint8) if raw.tag == "Q4_0" else np.ascontiguousarray(halves[:, 1])
+        return {"gain": np.ascontiguousarray(halves[:, 0]).reshape(groups), "offset": offset.reshape(groups)}
+
+    return from_planes(name, raw.tag.lower(), Dtype(text), raw.shape, tensors, codes, factors, zeros=True)

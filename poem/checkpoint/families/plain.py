@@ -1,7 +1,8 @@
 """A tensor of that name, as it is: floats, integers, bools."""
 
 from poem.checkpoint.families.common import companions, unreadable
-from poem.checkpoint.stored import Settings, Stored, Table
+from poem.checkpoint.families.config import Stated
+from poem.checkpoint.stored import Stored, Table
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
 
@@ -9,7 +10,7 @@ from poem.dtypes.tensor import Tensor
 CODES = ("e4m3", "e5m2", "e2m1", "e8m0")
 
 
-def find(table: Table, name: str, settings: Settings) -> Stored | None:
+def find(table: Table, name: str, stated: Stated) -> Stored | None:
     """The tensor of that name. A scalar is read as one element."""
     raw = table.get(name)
     if raw is None:

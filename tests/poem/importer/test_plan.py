@@ -181,10 +181,13 @@ def test_longer_groups_are_repeated_into_shorter_ones(tmp_path: Path) -> None:
 def test_f16_factors_become_bf16_only_where_every_one_is_a_bf16_number(tmp_path: Path) -> None:
     plan = one(tmp_path / "exact", mlx(np.float16), "u4g64", (4, 256), config=MLX)
     assert plan.weights["w"].planes["gain"].dtype == ml_dtypes.bfloat16
-    plan = one(tmp_path / "rounded", mlx(np.float16, 0.1), "u4g64", (4, 256), config=MLX)
     with pytest.raises(CheckpointError) as caught:
-        plan.weights["w"]
+        one(tmp_path / "rounded", mlx(np.float16, 0.1), "u4g64", (4, 256), config=MLX)
     assert caught.value.code == "import.requantise"
+    assert "every gain is a bf16 number: 0.0999755859375 at [0, 0] is none" in caught.value.message
+    plan = one(tmp_path / "rounded", mlx(np.float16, 0.1), "u4g64", (4, 256), config=MLX, requantise=True)
+    assert plan.actions["encoded"] == 1
+    assert plan.weights["w"].dtype is Dtype("u4g64")
 
 
 def test_a_quantised_tensor_is_decoded_for_a_float_weight(tmp_path: Path) -> None:
@@ -225,9 +228,8 @@ def test_case_69_a_part_that_ends_inside_a_tile(tmp_path: Path) -> None:
 
 
 def test_case_70_a_nan_in_a_scale_plane_names_tensor_and_index(tmp_path: Path) -> None:
-    plan = one(tmp_path, FP8 | {"w.weight_scale_inv": np.array([[1], [np.nan]], np.float32)}, "e4m3tile128", (256, 128))
-    with pytest.raises(CheckpointError) as caught:
-        plan.weights["w"]
+    with pytest.raises(CheckpointError) as caught:  # while planning, before anything is written
+        one(tmp_path, FP8 | {"w.weight_scale_inv": np.array([[1], [np.nan]], np.float32)}, "e4m3tile128", (256, 128))
     assert caught.value.code == "import.bad-scale"
     assert caught.value.found == "`w.weight_scale_inv` at [1, 0]"
 

@@ -228,30 +228,3 @@ def test_mlx_words_without_biases_are_microscaled(group: int, word: str, tmp_pat
     checkpoint = opened(tmp_path, {L: PACKED.view(np.uint32), f"{P}.scales": scale})
     assert found(checkpoint).word == word
     assert np.array_equal(values(checkpoint), E2M1[NIBBLES])
-
-
-# -- recognised, not read yet ------------------------------------------------------------------------
-WORDS = np.zeros((32, 8), np.int32)
-ONE_SCALE = np.ones((1, 8), np.float16)
-QWEIGHT = {f"{P}.qweight": WORDS, f"{P}.qzeros": WORDS[:1, :1], f"{P}.scales": ONE_SCALE}
-PACKED_INTS = {f"{P}.weight_packed": WORDS, f"{P}.weight_scale": np.ones((32, 1), np.float16), f"{P}.weight_shape": np.array([32, 64])}
-
-
-@pytest.mark.parametrize(
-    ("tensors", "config", "word", "said"),
-    [
-        (QWEIGHT, {"quant_method": "awq", "bits": 4, "group_size": 128}, "awq4:g128", "AWQ"),
-        (QWEIGHT, {"quant_method": "gptq", "bits": 4, "group_size": 64}, "gptq4:g64", "GPTQ"),
-        (QWEIGHT, None, "i32", "cannot be told apart"),
-        (PACKED_INTS, None, "int4:g64", "pack-quantized"),
-    ],
-    ids=["AWQ", "GPTQ", "no configuration", "pack-quantized"],
-)
-def test_a_family_that_is_not_read_yet_is_named(
-    tensors: dict[str, Any], config: dict[str, Any] | None, word: str, said: str, tmp_path: Path
-) -> None:
-    checkpoint = opened(tmp_path, tensors, config)
-    assert checkpoint.stored(L) == word
-    with pytest.raises(CheckpointError, match=said) as caught:
-        checkpoint.tensor(L)
-    assert caught.value.code == "import.illegible"
