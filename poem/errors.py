@@ -18,6 +18,11 @@ class Frame(NamedTuple):
     function: str
 
 
+def printable(line: str) -> str:
+    """`line` with control characters as escapes: what comes from a hostile file must not drive a terminal."""
+    return "".join(char if char.isprintable() or char in "\t\n" else repr(char)[1:-1] for char in line)
+
+
 class PoemError(Exception):
     """A refusal.
 
@@ -69,7 +74,7 @@ class PoemError(Exception):
         return ":".join(parts)
 
     def render(self) -> str:
-        """The error as a user reads it, several lines."""
+        """The error as a user reads it, several lines. Control characters of names from files are shown as escapes."""
         head = ": ".join(part for part in (self.place(), self.phase, self.message) if part)
         lines = [f"{head} [{self.code}]"]
         for label, text in (("expected", self.expected), ("found", self.found), ("hint", self.hint)):
@@ -79,7 +84,7 @@ class PoemError(Exception):
         if len(frames) > 1:
             chain = [f"{frame.function} ({frame.file}:{frame.line})" for frame in reversed(frames)]
             lines.append("  in " + ", called from ".join(chain))
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def as_json(self) -> dict[str, object]:
         """The error as plain data, for `--json`."""
