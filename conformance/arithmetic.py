@@ -32,8 +32,9 @@ def half_spacing(magnitude: np.ndarray | float, dtype: str) -> np.ndarray:
     Tighter than `unit_roundoff * magnitude` by up to a factor of two: numbers of one binade share a spacing.
     """
     bits, smallest = PRECISION[dtype]
-    _, exponent = np.frexp(magnitude)  # magnitude = m * 2**exponent with 1/2 <= m < 1, so floor(log2) = exponent - 1
-    return np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)
+    # magnitude = m * 2**exponent with 1/2 <= m < 1, so floor(log2) = exponent - 1; of 0 frexp gives the exponent 0.
+    _, exponent = np.frexp(np.maximum(magnitude, np.ldexp(1.0, smallest)))
+    return np.ldexp(1.0, exponent - 1 - bits)
 
 
 @dataclass(frozen=True, slots=True)

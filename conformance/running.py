@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.arithmetic import Arithmetic
+from conformance.arithmetic import PRECISION, Arithmetic, half_spacing
 
 Number = float | np.ndarray
 
@@ -93,6 +93,13 @@ class Running:
 
     def transpose(self, *axes: int) -> "Running":
         return self._moved(lambda array: array.transpose(*axes))
+
+    def stored(self, dtype: str | None) -> "Running":
+        """Rounded to a dtype. The last step of an op already rounded to f32, so only narrower ones count; "" is none."""
+        error = np.broadcast_to(self.error, self.shape)
+        if dtype and PRECISION[dtype][0] < PRECISION["f32"][0]:
+            error = error + half_spacing(np.abs(self.value) + error, dtype)
+        return Running(self.arithmetic, self.value, error)
 
     # -- reductions ----------------------------------------------------------------------------
     def sum(self, axis: int = -1) -> "Running":

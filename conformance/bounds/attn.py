@@ -20,7 +20,7 @@ integers("attn.plan_prefill")
 integers("attn.kv_append", "attn.kv_append_shared", results=0)
 
 
-def _allowed(
+def allowed_cells(
     positions: np.ndarray, cells: int, window: int | None, causal: bool, mask: np.ndarray | None, selection: np.ndarray | None, ratio: int
 ) -> np.ndarray:
     """Which cells `[rows, cells]` each new row of a lane may attend. mask and selection: of these rows."""
@@ -68,29 +68,35 @@ def attend(
             grown = 1.0 + slope * (Running(a, np.maximum(position + 1.0, floor)) / floor).log()
             scores = scores * grown.reshape(new, 1)
         chosen = None if selection is None else selection[rows]
-        allowed = _allowed(position, cells, window, causal, None if mask is None else mask[lane], chosen, ratio)
+        allowed = allowed_cells(position, cells, window, causal, None if mask is None else mask[lane], chosen, ratio)
         sink = None
         if sinks is not None:
             given = sinks[rows] if len(sinks.shape) == 2 else sinks * np.ones((new, 1))
             sink = given.transpose(1, 0).reshape(kv_heads, heads // kv_heads, new, 1)
-        top = np.where(allowed, scores.value, -np.inf).max(-1, keepdims=True, initial=-np.inf)
-        top = np.where(np.isfinite(top), top, 0.0) if sink is None else np.maximum(top, sink.value)
-        shifted = Running(a, np.where(allowed, scores.value - top, 0.0), np.where(allowed, scores.error, 0.0)) + 0.0
-        weights = shifted.exp()
-        # A weight is in 0..1 however wrong its score is.
-        weights = Running(a, np.where(allowed, weights.value, 0.0), np.where(allowed, np.minimum(weights.error, 1.0), 0.0))
-        total = weights.sum()
-        if sink is not None:
-            total = total + (sink - top).exp()
-        empty = ~allowed.any(-1, keepdims=True)
-        safe = Running(a, np.where(empty, 1.0, total.value), total.error)
-        out = (weights / safe).matmul(values.transpose(1, 0, 2)[:, None])
+        out, log = weighted_values(a, scores, allowed, values.transpose(1, 0, 2)[:, None], sink)
         parts.append(_rows(out, new))
-        if lse:
-            log = safe.log() * (1.0 / np.log(2.0)) + top / np.log(2.0)
-            logs.append(_rows(Running(a, np.where(empty, -np.inf, log.value), np.where(empty, 0.0, log.error)), new))
-    o = _joined(a, parts, exact[0])
-    return (o, _joined(a, logs, exact[1])) if lse else o
+        logs.append(_rows(log, new))
+    o = joined(a, parts, exact[0])
+    return (o, joined(a, logs, exact[1])) if lse else o
+
+
+def weighted_values(a: Arithmetic, scores: Running, allowed: np.ndarray, values: Running, sink: Running | None) -> tuple[Running, Running]:
+    """Softmax of scores `[..., rows, cells]` over the allowed cells, times values `[..., cells, width]`, and the base-2 lse.
+
+    sink: one more score, which has no value. A row without an allowed cell gives 0 and -inf.
+    """
+    top = np.where(allowed, scores.value, -np.inf).max(-1, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0.0) if sink is None else np.maximum(top, sink.value)
+    weights = (Running(a, np.where(allowed, scores.value - top, 0.0), np.where(allowed, scores.error, 0.0)) + 0.0).exp()
+    # A weight is in 0..1 however wrong its score is.
+    weights = Running(a, np.where(allowed, weights.value, 0.0), np.where(allowed, np.minimum(weights.error, 1.0), 0.0))
+    total = weights.sum()
+    if sink is not None:
+        total = total + (sink - top).exp()
+    empty = ~allowed.any(-1, keepdims=True)
+    safe = Running(a, np.where(empty, 1.0, total.value), total.error)
+    log = safe.log() * (1.0 / np.log(2.0)) + top / np.log(2.0)
+    return (weights / safe).matmul(values), Running(a, np.where(empty, -np.inf, log.value), np.where(empty, 0.0, log.error))
 
 
 @bound("attn.prefill", reduces="scores of {} terms", length=lambda given: given["head_dim"])
@@ -125,7 +131,7 @@ def _rows(running: Running, new: int) -> Running:
     return running.transpose(2, 0, 1, 3).reshape(new, -1)
 
 
-def _joined(a: Arithmetic, parts: list[Running], exact: np.ndarray) -> Running:
+def joined(a: Arithmetic, parts: list[Running], exact: np.ndarray) -> Running:
     if not parts:
         return Running(a, exact)
     errors = [np.broadcast_to(part.error, part.value.shape) for part in parts]

@@ -55,6 +55,41 @@ def clamp(a: Arithmetic, exact: Exact, *, x: Running, lo: float, hi: float) -> R
     return Running(a, exact[0], x.error + np.where(near, slack, 0.0))
 
 
+@bound("elemwise.clamp_learned")
+def clamp_learned(a: Arithmetic, exact: Exact, *, x: Running, lo: np.ndarray, hi: np.ndarray) -> Running:
+    """Exact: the bounds are weights."""
+    return x.clipped(float(lo[0]), float(hi[0]))
+
+
+@bound("elemwise.gate_sigmoid_mul_heads")
+def gate_sigmoid_mul_heads(a: Arithmetic, exact: Exact, *, x: Running, gate: Running, head_dim: int, scale: float) -> Running:
+    opened = (gate.sigmoid() * scale).reshape(*gate.shape, 1)
+    return (x.reshape(x.shape[0], -1, head_dim) * opened).reshape(*x.shape)
+
+
+@bound("elemwise.gated_residual_add")
+def gated_residual_add(a: Arithmetic, exact: Exact, *, r: Running, g: Running, y: Running, lane_of_row: np.ndarray | None) -> Running:
+    return r + (g if lane_of_row is None else g[lane_of_row]) * y
+
+
+@bound("elemwise.modulate")
+def modulate(a: Arithmetic, exact: Exact, *, x: Running, m: Running, lane_of_row: np.ndarray | None, form: str) -> Running:
+    m = m if lane_of_row is None else m[lane_of_row]
+    if form == "tanh_gate":
+        return m.tanh() * x
+    width = x.shape[1]
+    scaled = x * (m[:, :width] + 1.0)
+    return scaled if form == "scale" else scaled + m[:, width:]
+
+
+@bound("elemwise.hadamard", reduces="signed sum of {} terms", length=lambda given: given["block"])
+def hadamard(a: Arithmetic, exact: Exact, *, x: Running, block: int, signs: np.ndarray | None) -> Running:
+    """Every result is a signed sum over its block, divided by the root of the block."""
+    summed = Running(a, np.abs(x.value), x.error).reshape(x.shape[0], -1, block).sum()
+    error = np.broadcast_to(summed.error, (x.shape[0], x.shape[1] // block, block)).reshape(*x.shape)
+    return Running(a, exact[0] * np.sqrt(block), error) / np.sqrt(block)
+
+
 @bound("elemwise.standardize")
 def standardize(a: Arithmetic, exact: Exact, *, x: Running, bias: np.ndarray, scale: np.ndarray) -> Running:
     return (x - bias) * scale

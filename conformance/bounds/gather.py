@@ -3,10 +3,11 @@
 import numpy as np
 
 from conformance.arithmetic import Arithmetic
-from conformance.bounds.record import bound
+from conformance.bounds.record import bound, integers
 from conformance.running import Running
 
 Exact = tuple[np.ndarray, ...]
+integers("gather.topk", results=2)
 
 
 @bound("gather.gather_rows", copies=True)
@@ -58,3 +59,31 @@ def embed_weighted(a: Arithmetic, exact: Exact, *, ids: np.ndarray, weights: Run
 def pool_rows(a: Arithmetic, exact: Exact, *, x: Running, side: int) -> Running:
     count = side * side
     return (x.reshape(-1, count, x.shape[1]).sum(1) / count).reshape(-1, x.shape[1])
+
+
+@bound("gather.pack_rows", copies=True)
+def pack_rows(a: Arithmetic, exact: Exact, *, x: Running, perm: np.ndarray) -> Running:
+    rows = perm.reshape(-1)
+    error = np.broadcast_to(x.error, x.shape)[np.maximum(rows, 0)]
+    return Running(a, exact[0], np.where(rows[:, None] >= 0, error, 0.0))
+
+
+@bound("gather.unpack_rows", copies=True)
+def unpack_rows(a: Arithmetic, exact: Exact, *, x: Running, perm: np.ndarray) -> Running:
+    rows = perm.reshape(-1)
+    error = np.zeros(x.shape)
+    error[rows[rows >= 0]] = np.broadcast_to(x.error, x.shape)[rows >= 0]
+    return Running(a, exact[0], error)
+
+
+@bound("gather.group_rows", copies=True)
+def group_rows(a: Arithmetic, exact: Exact, *, x: Running, side: int) -> Running:
+    return x.reshape(-1, side * side * x.shape[1])
+
+
+@bound("gather.scatter_live_rows", "gather.scatter_rows", copies=True)
+def scatter_rows(a: Arithmetic, exact: Exact, *, src: Running, routes: np.ndarray, y: Running) -> Running:
+    error = np.array(np.broadcast_to(y.error, y.shape))
+    rows = routes.reshape(-1)[: src.shape[0]]
+    error[rows[rows >= 0]] = np.broadcast_to(src.error, src.shape)[: len(rows)][rows >= 0]
+    return Running(a, exact[0], error)

@@ -15,21 +15,21 @@ integers("linear.group_routes")
 @bound("linear.matmul", "linear.lm_head", reduces="dot product of {} terms", length=lambda given: given["x"].shape[-1])
 def matmul(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, out: Any) -> Running:
     """growth(K) u sum_k |x_k w_k|: the K products and K - 1 additions round once each, in any order."""
-    return Running(a, exact[0], _products(a, x, np.abs(w)))
+    return Running(a, exact[0], products(a, x, np.abs(w)))
 
 
-def _products(a: Arithmetic, x: Running, w: np.ndarray) -> np.ndarray:
+def products(a: Arithmetic, x: Running, w: np.ndarray) -> np.ndarray:
     """The error of x @ w.T from its steps and from the error of x; w holds magnitudes."""
     terms = x.shape[-1]
     magnitude = np.abs(x.value)
     if not x.inexact:
-        return a.growth(terms) * a.unit * _sums(magnitude, w) + terms * a.tiny
+        return a.growth(terms) * a.unit * sums_of(magnitude, w) + terms * a.tiny
     error = np.broadcast_to(x.error, x.shape)
-    inherited = _sums(error, w)
-    return inherited + a.growth(terms) * a.unit * (_sums(magnitude, w) + inherited) + terms * a.tiny
+    inherited = sums_of(error, w)
+    return inherited + a.growth(terms) * a.unit * (sums_of(magnitude, w) + inherited) + terms * a.tiny
 
 
-def _sums(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+def sums_of(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """x @ w.T of magnitudes, never too small. Computed in f32, whose error is below K + 1 units, and enlarged by those.
 
     Magnitudes below 2^-60 or above 2^60 could leave f32's range in the product, so they take float64.
@@ -45,7 +45,7 @@ def matmul_grouped(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, ro
     """matmul, group by group."""
     width = x.shape[1] // groups
     parts = enumerate(np.split(np.abs(w), groups, axis=0))
-    return Running(a, exact[0], np.concatenate([_products(a, x[:, i * width : (i + 1) * width], rows) for i, rows in parts], axis=1))
+    return Running(a, exact[0], np.concatenate([products(a, x[:, i * width : (i + 1) * width], rows) for i, rows in parts], axis=1))
 
 
 @bound("linear.gelu_tanh")

@@ -14,7 +14,7 @@ from conformance.running import Running
 Exact = tuple[np.ndarray, ...]
 
 
-def _rms(x: Running, eps: float) -> Running:
+def rms(x: Running, eps: float) -> Running:
     """x / sqrt(mean(x^2) + eps) over the last axis. The square is formed once, so its two factors err together."""
     squares = x * x
     return x * (squares.mean() + eps).rsqrt()
@@ -22,32 +22,32 @@ def _rms(x: Running, eps: float) -> Running:
 
 @bound("elemwise.rmsnorm", reduces="mean of {} squares", length=lambda given: given["x"].shape[-1])
 def rmsnorm(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, eps: float) -> Running:
-    return _rms(x, eps) * w
+    return rms(x, eps) * w
 
 
 @bound("elemwise.rmsnorm_plus_one", reduces="mean of {} squares", length=lambda given: given["x"].shape[-1])
 def rmsnorm_plus_one(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, eps: float) -> Running:
-    return _rms(x, eps) * (Running(a, w) + 1.0)
+    return rms(x, eps) * (Running(a, w) + 1.0)
 
 
 @bound("elemwise.rmsnorm_per_head", reduces="mean of {} squares", length=lambda given: given["head_dim"])
 def rmsnorm_per_head(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, head_dim: int, eps: float) -> Running:
-    return (_rms(x.reshape(x.shape[0], -1, head_dim), eps) * w).reshape(*x.shape)
+    return (rms(x.reshape(x.shape[0], -1, head_dim), eps) * w).reshape(*x.shape)
 
 
 @bound("elemwise.rmsnorm_per_head_plus_one", reduces="mean of {} squares", length=lambda given: given["head_dim"])
 def rmsnorm_per_head_plus_one(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, head_dim: int, eps: float) -> Running:
-    return (_rms(x.reshape(x.shape[0], -1, head_dim), eps) * (Running(a, w) + 1.0)).reshape(*x.shape)
+    return (rms(x.reshape(x.shape[0], -1, head_dim), eps) * (Running(a, w) + 1.0)).reshape(*x.shape)
 
 
 @bound("elemwise.rmsnorm_no_scale", reduces="mean of {} squares", length=lambda given: given["head_dim"])
 def rmsnorm_no_scale(a: Arithmetic, exact: Exact, *, x: Running, head_dim: int, eps: float) -> Running:
-    return _rms(x.reshape(x.shape[0], -1, head_dim), eps).reshape(*x.shape)
+    return rms(x.reshape(x.shape[0], -1, head_dim), eps).reshape(*x.shape)
 
 
 @bound("elemwise.rmsnorm_grouped_plus_one", reduces="mean of {} squares", length=lambda given: given["group"])
 def rmsnorm_grouped_plus_one(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray, group: int, eps: float) -> Running:
-    return _rms(x.reshape(x.shape[0], -1, group), eps).reshape(*x.shape) * (Running(a, w) + 1.0)
+    return rms(x.reshape(x.shape[0], -1, group), eps).reshape(*x.shape) * (Running(a, w) + 1.0)
 
 
 @bound("elemwise.rmsnorm_gated", reduces="mean of {} squares", length=lambda given: given["head_dim"])
@@ -57,7 +57,7 @@ def rmsnorm_gated(
     opened = gate.silu() if act == "silu" else gate.sigmoid()
     gain = np.tile(w, x.shape[1] // len(w))
     row = x * opened if gate_first else x
-    normed = _rms(row.reshape(x.shape[0], -1, head_dim), eps).reshape(*x.shape) * gain
+    normed = rms(row.reshape(x.shape[0], -1, head_dim), eps).reshape(*x.shape) * gain
     return normed if gate_first else normed * opened
 
 
@@ -78,3 +78,8 @@ def layernorm(a: Arithmetic, exact: Exact, *, x: Running, w: np.ndarray | None, 
 @bound("elemwise.layernorm_no_scale", reduces="mean of {} terms", length=lambda given: given["x"].shape[-1])
 def layernorm_no_scale(a: Arithmetic, exact: Exact, *, x: Running, eps: float) -> Running:
     return layernorm(a, exact, x=x, w=None, b=None, eps=eps)
+
+
+@bound("elemwise.rmsnorm_gated_by", reduces="mean of {} squares", length=lambda given: given["x"].shape[-1] // given["heads"])
+def rmsnorm_gated_by(a: Arithmetic, exact: Exact, *, x: Running, gate: Running, w: np.ndarray, heads: int, eps: float) -> Running:
+    return rmsnorm_gated(a, exact, x=x, gate=gate, w=w, head_dim=x.shape[1] // heads, eps=eps, act="sigmoid", gate_first=False)

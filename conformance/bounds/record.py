@@ -121,7 +121,7 @@ def local_bound(
     made = record.function(arithmetic, exact, **given)
     listed = made if isinstance(made, tuple) else (made,)
     return tuple(
-        Running(arithmetic, result) if running is None else running if record.copies else _stored(running, dtype)
+        Running(arithmetic, result) if running is None else running if record.copies else running.stored(dtype)
         for running, result, dtype in zip(listed, exact, stored, strict=True)
     )
 
@@ -135,11 +135,3 @@ def as_running(arithmetic: Arithmetic, value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
         return Running(arithmetic, value)
     return value
-
-
-def _stored(running: Running, dtype: str) -> Running:
-    """The error after the result is rounded to its dtype. The last step of an op already rounded to f32."""
-    error = np.broadcast_to(running.error, running.value.shape)
-    if dtype and PRECISION[dtype][0] < PRECISION["f32"][0]:
-        error = error + half_spacing(np.abs(running.value) + error, dtype)
-    return Running(running.arithmetic, running.value, error)

@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,17 @@ def test_json_has_the_documented_schema_and_no_bare_nan() -> None:
     assert (data["schema"], data["verdict"], data["exit_code"]) == (1, "differs", 1)
     assert data["comparisons"][1]["faults"][0]["got"] == "nan"
     assert data["comparisons"][1]["faults"][0]["fraction"] == "inf"
+
+
+def test_the_documentation_names_every_field_of_the_schema() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "check.md").read_text().partition("## JSON")[2]
+
+    def fields(schema: Any) -> set[str]:
+        if isinstance(schema, dict):
+            return set(schema).union(*(fields(part) for part in schema.values()))
+        return set().union(*(fields(part) for part in schema)) if isinstance(schema, (list, tuple)) else set()
+
+    assert {field for field in fields(SCHEMA) if f"`{field}`" not in text} == set()
 
 
 @pytest.mark.parametrize(("comparisons", "verdict", "code"), [
