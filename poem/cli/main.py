@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from poem import __version__
 from poem.cli.watch import watched
 from poem.errors import PoemError
 from poem.home import copy_shipped
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(argv)
     name = next((word for word in argv if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="poem", description="Models as short files: check, import, run.")
+    parser.add_argument("--version", action="version", version=f"poem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     module = None
     for command, summary in SUBCOMMANDS.items():
