@@ -16,7 +16,7 @@ from poem.language.declarations import Deployment, Layout, Model, Published
 from poem.language.end_of_trace import check_trace, notes_of
 from poem.language.evaluation import Evaluation, Phase
 from poem.language.limits import LIMITS
-from poem.language.loading import PACKAGE, Loaded, load
+from poem.language.loading import Loaded, load
 from poem.language.names import parse_deployment_name
 from poem.language.search_path import ModulesInTexts, ModulesOnDisk, default_roots, find_package, read_text
 from poem.tracer import Tracer
@@ -26,7 +26,10 @@ _DRIVERS = {
     "layout": 'load("@poem", "lay_out")\nload("@package", "layout")\nm = lay_out(layout)\n',
     "caches": 'load("@poem", "declare_caches")\nload("@package", "caches")\ndeclare_caches(caches, m)\n',
     "forward": 'load("@poem", "run_forward")\nload("@package", "forward")\nrun_forward(forward, m)\n',
-    "formats": 'load("@poem", "declare_formats", "read_format", "recognize")\nload("@package", "formats")\ndeclared = declare_formats(formats, m)\n',
+    "formats": (
+        'load("@poem", "declare_formats", "read_format", "recognize")\nload("@package", "formats")\n'
+        "declared = declare_formats(formats, m)\n"
+    ),
 }
 
 

@@ -40,6 +40,11 @@ def kind_word(item: Any) -> str:
     return getattr(item, "word", type(item).__name__.lower())
 
 
+def with_article(word: str) -> str:
+    """The word as a message says it: `a value`, `an int`, `None`."""
+    return word if word == "None" else f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How to record a call again for operands of the same types, at the same place.
@@ -147,15 +152,17 @@ class Tracer:
         except OpRefusal as refusal:
             rule = f" (rule {refusal.rule})" if refusal.rule else ""
             raise self.error(
-                refusal.code, f"ops.{name}: {refusal.parameter} {refusal.message}{rule}", where,
-                expected=refusal.expected, found=refusal.found, hint=refusal.hint,
+                refusal.code,
+                f"ops.{name}: {refusal.parameter} {refusal.message}{rule}",
+                where,
+                expected=refusal.expected,
+                found=refusal.found,
+                hint=refusal.hint,
             ) from None
         several = self._several = isinstance(types, list)
         listed = types if several else [] if types is None else [types]
         first = len(self.values)
-        node = Node(
-            len(self.nodes), name, operands, attributes, tuple(range(first, first + len(listed))), self.layer, None, where
-        )
+        node = Node(len(self.nodes), name, operands, attributes, tuple(range(first, first + len(listed))), self.layer, None, where)
         self.nodes.append(node)
         results = tuple(
             self._value("plan" if type == "plan" else "tensor", None if type == "plan" else type, ("node", node.id, i), node)
@@ -216,16 +223,23 @@ class Tracer:
     def graph(self) -> Graph:
         """What was recorded, as an immutable Graph."""
         return Graph(
-            self.package, self.model, self.deployment, tuple(self.params), tuple(self.spaces), tuple(self.caches),
-            tuple(self.inputs_asked), tuple(self.values), tuple(self.nodes), tuple(self.outputs), tuple(self.folds),
+            self.package,
+            self.model,
+            self.deployment,
+            tuple(self.params),
+            tuple(self.spaces),
+            tuple(self.caches),
+            tuple(self.inputs_asked),
+            tuple(self.values),
+            tuple(self.nodes),
+            tuple(self.outputs),
+            tuple(self.folds),
         )
 
     def error(self, code: str, message: str, where: Where, *, expected: str = "", found: str = "", hint: str = "") -> PackageError:
         """A PackageError of phase forward at the innermost frame of `where`."""
         file, line = (where[-1].file, where[-1].line) if where else ("", 0)
-        return PackageError(
-            code, message, phase="forward", file=file, line=line, stack=where, expected=expected, found=found, hint=hint
-        )
+        return PackageError(code, message, phase="forward", file=file, line=line, stack=where, expected=expected, found=found, hint=hint)
 
     # -- inside ------------------------------------------------------------------------------
     def _value(self, kind: str, type: ValueType | None, producer: tuple[Any, ...], node: Node | None) -> Value:
@@ -267,8 +281,8 @@ class Tracer:
         return complete
 
     def _wrong_kind(self, op: Op, parameter: Parameter, given: Any, where: Where) -> PackageError:
-        wanted = f"a list of {parameter.kind.word}s" if parameter.kind.many else f"a {parameter.kind.word}"
-        message = f"ops.{op.full_name}: {parameter.name} wants {wanted}, found a {kind_word(given)}"
+        wanted = f"a list of {parameter.kind.word}s" if parameter.kind.many else with_article(parameter.kind.word)
+        message = f"ops.{op.full_name}: {parameter.name} wants {wanted}, found {with_article(kind_word(given))}"
         return self.error("call.wrong-kind", message, where, hint=op.signature())
 
     def _operand(self, op: Op, parameter: Parameter, given: Any, where: Where) -> Operand:
@@ -290,8 +304,11 @@ class Tracer:
             if param is None:
                 made = given.where[-1] if given.where else Frame("?", 0, "?")
                 raise self.error(
-                    "forward.unreachable-weight", f"ops.{op.full_name}: {parameter.name} is a weight that layout did not return", where,
-                    found=f"made at {made.file}:{made.line}", hint="put it in the struct that layout returns",
+                    "forward.unreachable-weight",
+                    f"ops.{op.full_name}: {parameter.name} is a weight that layout did not return",
+                    where,
+                    found=f"made at {made.file}:{made.line}",
+                    hint="put it in the struct that layout returns",
                 )
             if not kind.takes(given.dtype):
                 raise self._wrong_dtype(op, parameter, f"a weight of {given.dtype}", where)
@@ -308,8 +325,11 @@ class Tracer:
 
     def _wrong_dtype(self, op: Op, parameter: Parameter, found: str, where: Where) -> PackageError:
         return self.error(
-            "forward.dtype", f"ops.{op.full_name}: {parameter.name} has a dtype that this op does not take", where,
-            expected=parameter.kind.dtype_words(), found=found,
+            "forward.dtype",
+            f"ops.{op.full_name}: {parameter.name} has a dtype that this op does not take",
+            where,
+            expected=parameter.kind.dtype_words(),
+            found=found,
         )
 
     def _attribute(self, op: Op, parameter: Parameter, given: Any, where: Where) -> Any:
@@ -354,8 +374,12 @@ class Tracer:
 
     def _bad_value(self, op: Op, parameter: Parameter, expected: str, given: Any, where: Where, hint: str = "") -> PackageError:
         return self.error(
-            "call.bad-value", f"ops.{op.full_name}: {parameter.name} has a value that cannot be used", where,
-            expected=expected, found=repr(given), hint=hint,
+            "call.bad-value",
+            f"ops.{op.full_name}: {parameter.name} has a value that cannot be used",
+            where,
+            expected=expected,
+            found=repr(given),
+            hint=hint,
         )
 
 

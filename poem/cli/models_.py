@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the list; packages that do not load are reported on standard error. 2 if there is nothing to list."""
     if arguments.package is not None:
         package = load_package(arguments.package)
-        catalogue = Catalogue([package], owner={id: package for id in package.models})
+        catalogue = Catalogue([package], owner=dict.fromkeys(package.models, package))
     else:
         catalogue = load_catalogue()
     if arguments.json:

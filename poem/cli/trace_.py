@@ -43,10 +43,16 @@ def as_lines(graph: Graph) -> Iterator[str]:
     """The graph as a person reads it."""
     yield f"{graph.deployment}: {len(graph.nodes)} nodes, {len(graph.params)} params, package {graph.package}"
     yield from _section("params", [_param(param) for param in graph.params])
-    yield from _section("spaces", [[f"{space.id}", space.dtype, f"window {space.window}" if space.window else ""] for space in graph.spaces])
+    yield from _section(
+        "spaces", [[f"{space.id}", space.dtype, f"window {space.window}" if space.window else ""] for space in graph.spaces]
+    )
     yield from _section("caches", [_cache(cache) for cache in graph.caches])
     yield from _section(
-        "inputs", [[f"%{asked.value}", _type(graph.values[asked.value]), f"{asked.method}({_attributes(asked.arguments)})"] for asked in graph.inputs]
+        "inputs",
+        [
+            [f"%{asked.value}", _type(graph.values[asked.value]), f"{asked.method}({_attributes(asked.arguments)})"]
+            for asked in graph.inputs
+        ],
     )
     yield from _section("nodes", [_node(graph, node) for node in graph.nodes])
     yield from _section("outputs", [[output.name, f"%{output.value}", _type(graph.values[output.value])] for output in graph.outputs])

@@ -101,7 +101,10 @@ def _report(doing: str, number: int, as_json: bool) -> int:
     elif number == signal.SIGSEGV:
         code, message = "budget.depth", "the package nests data deeper than can be handled"
     else:
-        code, message = "budget.memory", f"the package needs more memory than it may use ({ADDRESS_SPACE >> 30} GiB), and was ended by {name}"
+        code, message = (
+            "budget.memory",
+            f"the package needs more memory than it may use ({ADDRESS_SPACE >> 30} GiB), and was ended by {name}",
+        )
     error = PackageError(code, message, phase=phase, file=file, hint="look for an operation on something huge, like [0] * 1000000000")
     if as_json:
         print(json.dumps({"error": error.as_json()}, indent=2))

@@ -61,7 +61,7 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
         members = [member for member in typing.get_args(annotation) if member is not type(None)]
         optional, annotation = True, members[0]
     wants = next(part for part in typing.get_args(annotation) if isinstance(part, Wants))
-    by = {parameter.POSITIONAL_ONLY: "position", parameter.KEYWORD_ONLY: "name"}.get(parameter.kind, "either")
+    by = "position" if parameter.kind is parameter.POSITIONAL_ONLY else "name" if parameter.kind is parameter.KEYWORD_ONLY else "either"
     return Parameter(parameter.name, wants, parameter.default, optional, by)
 
 
@@ -85,7 +85,12 @@ Refuse = Callable[..., PackageError]
 
 
 def bind(
-    name: str, parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any], refuse: Refuse, kind_of: Callable[[Any], str]
+    name: str,
+    parameters: Sequence[Parameter],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    refuse: Refuse,
+    kind_of: Callable[[Any], str],
 ) -> dict[str, Any]:
     """The converted arguments by name. Raises what `refuse(code, message, expected=, found=, hint=)` makes (`call.*`)."""
     shown = signature(name, parameters)

@@ -41,7 +41,6 @@ class Evaluation:
         file, line = (where[-1].file, where[-1].line) if where else ("", 0)
         return PackageError(code, message, phase=self.phase, file=file, line=line, column=column, stack=where, **details)
 
-
     def column_of(self, where: tuple[Frame, ...], name: str) -> int:
         """The column of the only call of `name` on the line of the innermost frame, or 0."""
         lines = self.files.get(where[-1].file, "").split("\n") if where else []

@@ -120,7 +120,9 @@ def refusal(evaluation: Evaluation, fault: BaseException) -> PoemError:
     if isinstance(fault, starlark.StarlarkError):
         return translate(evaluation, str(fault))
     if "out of memory" in str(fault):
-        return evaluation.error("budget.memory", "the package needs more memory than it may use", hint="does a list or dict grow without end?")
+        return evaluation.error(
+            "budget.memory", "the package needs more memory than it may use", hint="does a list or dict grow without end?"
+        )
     error = evaluation.error("internal.error", f"the evaluation failed: {type(fault).__name__}: {str(fault)[:200]}")
     error.__cause__ = fault
     return error

@@ -63,9 +63,9 @@ def translate(evaluation: Evaluation, told: str, internal: BaseException | None 
     for pattern, rule in _RULES:
         found = pattern.match(host.message)
         if found:
-            error = rule(evaluation, host, found)
-            if error is not None:
-                return error
+            refusal = rule(evaluation, host, found)
+            if refusal is not None:
+                return refusal
     code = "load.parse" if host.message.startswith("Parse error") else f"{evaluation.phase}.error"
     return _error(evaluation, host, code, _sentence(host.message))
 
@@ -100,7 +100,9 @@ def _unknown_name(evaluation: Evaluation, host: Host, found: re.Match[str]) -> P
 
 def _alias(evaluation: Evaluation, host: Host, base: str) -> str:
     """What a name stands for, where the text assigns it once from a namespace: `lin = ops.linear`."""
-    found = re.findall(rf"^[ \t]*{re.escape(base)}[ \t]*=[ \t]*((?:ops|dtype)(?:\.\w+)?)[ \t]*(?:#.*)?$", evaluation.files.get(host.file, ""), re.MULTILINE)
+    found = re.findall(
+        rf"^[ \t]*{re.escape(base)}[ \t]*=[ \t]*((?:ops|dtype)(?:\.\w+)?)[ \t]*(?:#.*)?$", evaluation.files.get(host.file, ""), re.MULTILINE
+    )
     return found[0] if len(found) == 1 else base
 
 
@@ -119,26 +121,45 @@ def _unknown_attribute(evaluation: Evaluation, host: Host, found: re.Match[str])
     kind, name = found[1], found[2]
     suggested = _suggestion(host.message)
     if kind != "struct":
-        word = {"NoneType": "None", "string": "a string"}.get(kind, f"a {kind}")
-        return _error(evaluation, host, f"{evaluation.phase}.unknown-field", f"{word} has no field or method `{name}`", found=name, hint=suggested)
+        word = {"NoneType": "None"}.get(kind, f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}")
+        return _error(
+            evaluation, host, f"{evaluation.phase}.unknown-field", f"{word} has no field or method `{name}`", found=name, hint=suggested
+        )
     before = re.match(rf"(.*?)\.{name}\b", host.text, re.DOTALL)
     base = before[1].strip() if before else ""
     base = _alias(evaluation, host, base) if re.fullmatch(r"\w+", base) else base
     if base == "dtype":
         hint = did_you_mean(name, WORDS)
-        return _error(evaluation, host, "call.unknown-dtype", f"there is no dtype `{name}`", expected="a dtype word, e.g. bf16", found=name, hint=hint)
+        return _error(
+            evaluation, host, "call.unknown-dtype", f"there is no dtype `{name}`", expected="a dtype word, e.g. bf16", found=name, hint=hint
+        )
     if base == "ops":
         today = spelled_today(name)
         hint = f"use {today}" if today else did_you_mean(name, NAMESPACES)
-        return _error(evaluation, host, "forward.unknown-op", f"there is no namespace ops.{name}", expected=" ".join(NAMESPACES), found=name, hint=hint)
+        return _error(
+            evaluation,
+            host,
+            "forward.unknown-op",
+            f"there is no namespace ops.{name}",
+            expected=" ".join(NAMESPACES),
+            found=name,
+            hint=hint,
+        )
     if base.startswith("ops."):
         return unknown_op(evaluation, host, f"{base[4:]}.{name}")
-    if base and base == (_parameter(evaluation, "forward", 1) or "inputs") or base == "inputs":
+    if (base and base == (_parameter(evaluation, "forward", 1) or "inputs")) or base == "inputs":
         hint = did_you_mean(name, (*ALL, "fold_layers"))
         return _error(evaluation, host, "forward.unknown-input", f"inputs has no method `{name}`", found=name, hint=hint)
     if re.search(r"\bweight\(.*\)$", base):
         hint = did_you_mean(name, WEIGHT_METHODS)
-        return _error(evaluation, host, f"{evaluation.phase}.unknown-field", f"a weight has no method `{name}`", expected=" ".join(WEIGHT_METHODS), hint=hint)
+        return _error(
+            evaluation,
+            host,
+            f"{evaluation.phase}.unknown-field",
+            f"a weight has no method `{name}`",
+            expected=" ".join(WEIGHT_METHODS),
+            hint=hint,
+        )
     what = f"`{base}`" if base else "this value"
     return _error(evaluation, host, f"{evaluation.phase}.unknown-field", f"{what} has no field `{name}`", found=name, hint=suggested)
 
@@ -232,7 +253,9 @@ def _missing(evaluation: Evaluation, host: Host, found: re.Match[str]) -> Packag
 
 def _repeated(evaluation: Evaluation, host: Host, found: re.Match[str]) -> PackageError:
     name = found[1] if found.groups() else ""
-    return _error(evaluation, host, "call.repeated-argument", f"the argument {name} is given twice" if name else "an argument is given twice")
+    return _error(
+        evaluation, host, "call.repeated-argument", f"the argument {name} is given twice" if name else "an argument is given twice"
+    )
 
 
 def _wrong_count(evaluation: Evaluation, host: Host, found: re.Match[str]) -> PackageError:

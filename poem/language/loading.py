@@ -97,8 +97,10 @@ class _Loader:
         """Evaluate a loaded module, unless that was done."""
         where = (*chain, Frame(file, _line_of_load(text, module), "load"))
 
-        def refuse(code: str, message: str, **details: str) -> PackageError:
-            return PackageError(code, message, phase="load", file=file, line=where[-1].line, stack=where, **details)
+        def refuse(code: str, message: str, expected: str = "", found: str = "", hint: str = "") -> PackageError:
+            return PackageError(
+                code, message, phase="load", file=file, line=where[-1].line, stack=where, expected=expected, found=found, hint=hint
+            )
 
         if not MODULE_ID.fullmatch(module):
             raise refuse(
@@ -140,7 +142,9 @@ _LOAD = re.compile(r"^load\([^()]*\)", re.MULTILINE)
 
 
 def _line_of_load(text: str, module: str) -> int:
-    found = re.search(rf"^[ \t]*load\(\s*r?[\"']{re.escape(module)}[\"']", text, re.MULTILINE) or re.search(r"^[ \t]*load\(", text, re.MULTILINE)
+    found = re.search(rf"^[ \t]*load\(\s*r?[\"']{re.escape(module)}[\"']", text, re.MULTILINE) or re.search(
+        r"^[ \t]*load\(", text, re.MULTILINE
+    )
     return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
@@ -155,8 +159,7 @@ def _manifest(loaded: Loaded) -> None:
     text = loaded.files[loaded.file]
     evaluation = Evaluation("load", loaded.files)
 
-    def refuse(code: str, message: str, where: tuple[Frame, ...], **details: str) -> PackageError:
-        return evaluation.error(code, message, where, **details)
+    refuse = evaluation.error
 
     def place(name: str) -> tuple[Frame, ...]:
         lines = _definitions(text, name)
@@ -196,9 +199,7 @@ def _manifest(loaded: Loaded) -> None:
 
 def _defined_twice(file: str, text: str, name: str) -> bool:
     """Whether the host sees two definitions too: a text in a string is none."""
-    return any(
-        found.short_name == "duplicate-top-level-assign" and found.original == name for found in host.parse(file, text).lint()
-    )
+    return any(found.short_name == "duplicate-top-level-assign" and found.original == name for found in host.parse(file, text).lint())
 
 
 def _read_globals(loaded: Loaded, evaluation: Evaluation, optional: Sequence[str]) -> dict[str, Any]:

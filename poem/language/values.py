@@ -9,7 +9,7 @@ from poem.language.binding import Unfit, Wants
 from poem.language.declarations import Model, Template, TokenizerContract
 from poem.language.evaluation import Foreign
 from poem.ops.operands import Value, Weight
-from poem.tracer import kind_word
+from poem.tracer import kind_word, with_article
 
 INT_LIMIT = 2**31
 
@@ -37,7 +37,7 @@ def kind_of(given: Any) -> str:
             "Model": "model", "Template": "template", "TokenizerContract": "tokenizer", "Deployment": "deployment",
             "Published": "published", "Declared": "format", "State": "stated value",
         }.get(type(given).__name__) or ("expression" if is_expression(given) else kind_word(given))  # fmt: skip
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+    return with_article(word)
 
 
 def _instance(cls: Any) -> Any:

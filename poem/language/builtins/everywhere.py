@@ -204,9 +204,7 @@ def linear(call: Call, factor: Number) -> dict[str, Any]:
 
 
 @builtin()
-def llama3(
-    call: Call, factor: Number, low_freq_factor: Number, high_freq_factor: Number, original_max_position: Size
-) -> dict[str, Any]:
+def llama3(call: Call, factor: Number, low_freq_factor: Number, high_freq_factor: Number, original_max_position: Size) -> dict[str, Any]:
     """Llama 3.1's scaling, `poem.ops.scaling.llama3`."""
     return _scaling(scaling.llama3(factor, low_freq_factor, high_freq_factor, original_max_position))
 
@@ -236,5 +234,3 @@ def longrope(
 ) -> dict[str, Any]:
     """LongRoPE, `poem.ops.scaling.longrope`."""
     return _scaling(scaling.longrope(short, long, original_max_position, attention_factor, use))
-
-

@@ -109,7 +109,11 @@ def formats(evaluation: Evaluation, given: Any) -> None:
         if first is not item:
             places = [f"{one.where[-1].file}:{one.where[-1].line}" for one in (first, item) if one.where]
             raise evaluation.error(
-                "formats.duplicate", f"two formats are named `{item.name}`", item.where, expected="distinct names", found=" and ".join(places)
+                "formats.duplicate",
+                f"two formats are named `{item.name}`",
+                item.where,
+                expected="distinct names",
+                found=" and ".join(places),
             )
     evaluation.delivered["formats"] = given
 
@@ -244,7 +248,9 @@ def unary(call: Call, of: OfExpression, name: Text) -> Made:
     """A function of each element."""
     if name not in UNARY:
         hint = did_you_mean(name, UNARY)
-        raise call.error("call.bad-value", f".unary(): there is no function `{name}`", expected=" ".join(UNARY), found=repr(name), hint=hint)
+        raise call.error(
+            "call.bad-value", f".unary(): there is no function `{name}`", expected=" ".join(UNARY), found=repr(name), hint=hint
+        )
     return _made(call, Unary(of, name, call.where))
 
 
@@ -316,7 +322,9 @@ def _plain_value(call: Call, key: str, found: Any) -> Any:
         return found if math.isfinite(found) else None
     if isinstance(found, (list, tuple)):
         return [_plain_value(call, key, item) for item in found]
-    raise call.error("call.bad-value", f"{call.name}(): `{key}` is a map", expected="a number, a bool, a text or a list", hint="ask for a key of it")
+    raise call.error(
+        "call.bad-value", f"{call.name}(): `{key}` is a map", expected="a number, a bool, a text or a list", hint="ask for a key of it"
+    )
 
 
 @builtin("formats")
@@ -350,14 +358,18 @@ def check_pairs(evaluation: Evaluation, given: Any, where: tuple[Any, ...]) -> l
             raise _bad_pair(evaluation, where, index, f"a pair has a left and a right side, found {found}", found)
         left, right = item
         if right is not None and not isinstance(right, str):
-            raise _bad_pair(evaluation, where, index, f"the right side is the path of a weight or None, found {kind_of(right)}", kind_of(right))
+            raise _bad_pair(
+                evaluation, where, index, f"the right side is the path of a weight or None, found {kind_of(right)}", kind_of(right)
+            )
         if isinstance(left, list):
             if not left or not all(isinstance(name, str) for name in left):
                 found = "an empty list" if not left else "a list of " + ", ".join(sorted({kind_of(name) for name in left}))
                 raise _bad_pair(evaluation, where, index, f"a list on the left holds names, found {found}", found)
             left = tuple(left)
         elif not isinstance(left, str) and not is_expression(left):
-            raise _bad_pair(evaluation, where, index, f"the left side is a name, a list of names or an expression, found {kind_of(left)}", kind_of(left))
+            raise _bad_pair(
+                evaluation, where, index, f"the left side is a name, a list of names or an expression, found {kind_of(left)}", kind_of(left)
+            )
         elif right is None and is_expression(left):
             raise _bad_pair(evaluation, where, index, "with None on the right, the left side is a name or a list of names", kind_of(left))
         pairs.append(Pair(left, right, where + evaluation.place_of(right if right is not None else left), index))

@@ -103,7 +103,9 @@ def _input(method: str, found: InputMethod) -> None:
         tracer = _tracer(call.evaluation)
         asked = 0 if space is None else space
         if not tracer.spaces:
-            raise call.error("forward.no-space", f"{call.name}() describes a kv space, and caches declares none", expected="c.kv_space(...)")
+            raise call.error(
+                "forward.no-space", f"{call.name}() describes a kv space, and caches declares none", expected="c.kv_space(...)"
+            )
         if not 0 <= asked < len(tracer.spaces):
             expected = f"0 to {len(tracer.spaces) - 1}"
             raise call.error("forward.unknown-cache", f"{call.name}(): there is no space {asked}", expected=expected, found=str(asked))
@@ -156,7 +158,8 @@ def _cache(call: Call, name: str, kind: str) -> list[Any]:
 def _cache_key(seen: CacheHandle) -> str:
     """What type rules can see of a cache, without its name and id."""
     cache = seen.cache
-    return f"cache {cache.kind} {cache.planes} {cache.head_dim} {cache.heads} {cache.scales} {cache.slab} {cache.dtype} {cache.split} {seen.space}"
+    seen_by_rules = (cache.kind, cache.planes, cache.head_dim, cache.heads, cache.scales, cache.slab, cache.dtype, cache.split, seen.space)
+    return f"cache {seen_by_rules}"
 
 
 # -- folds -------------------------------------------------------------------------------------------------------------
@@ -165,10 +168,16 @@ def fold_layers(call: Call, layers: Anything, y: Anything | None, block: Anythin
     """Only reached when the arguments are wrong."""
     if not isinstance(layers, list):
         raise call.error(
-            "call.wrong-kind", f"inputs.fold_layers(): layers wants a list, found {kind_of(layers)}", expected="a list or tuple", found=kind_of(layers)
+            "call.wrong-kind",
+            f"inputs.fold_layers(): layers wants a list, found {kind_of(layers)}",
+            expected="a list or tuple",
+            found=kind_of(layers),
         )
     raise call.error(
-        "call.wrong-kind", f"inputs.fold_layers(): block wants a function, found {kind_of(block)}", expected="a function (l, w, y)", found=kind_of(block)
+        "call.wrong-kind",
+        f"inputs.fold_layers(): block wants a function, found {kind_of(block)}",
+        expected="a function (l, w, y)",
+        found=kind_of(block),
     )
 
 
@@ -224,12 +233,14 @@ def output(call: Call, name: Text, value: OfValue) -> None:
         raise call.error("forward.bad-name", f"{name!r} is no name of an output", expected="[a-z][a-z0-9_.]*", found=repr(name))
     first = tracer.output_where.get(name)
     if first is not None:
+        places = [f"{where[-1].file}:{where[-1].line}" for where in (first, call.where) if where]
         raise call.error(
-            "forward.duplicate-output", f"an output named `{name}` is registered already",
-            found=f"the first at {first[-1].file}:{first[-1].line}, this one at {call.where[-1].file}:{call.where[-1].line}" if first else "",
-        )  # fmt: skip
+            "forward.duplicate-output", f"an output named `{name}` is registered already", found=f"registered at {' and at '.join(places)}"
+        )
     if value.kind != "tensor":
-        raise call.error("call.wrong-kind", f"output(): value wants a value, found a {value.kind}", expected="a value", found=f"a {value.kind}")
+        raise call.error(
+            "call.wrong-kind", f"output(): value wants a value, found a {value.kind}", expected="a value", found=f"a {value.kind}"
+        )
     if value.trace is not tracer:
         raise call.error("forward.foreign-value", "output(): value belongs to another trace")
     tracer.output(name, value, call.where)
@@ -239,7 +250,11 @@ def output(call: Call, name: Text, value: OfValue) -> None:
 def returned(evaluation: Evaluation, result: Any) -> None:
     """What forward returned, which must be nothing."""
     if result is not None:
-        hint = 'register it: output("logits", value)' if isinstance(result, (Value, list)) else "forward returns nothing; results are registered with output(name, value)"
-        raise evaluation.error("forward.returned-value", f"forward returned {kind_of(result)}", expected="None", found=kind_of(result), hint=hint)
-
-
+        hint = (
+            'register it: output("logits", value)'
+            if isinstance(result, (Value, list))
+            else "forward returns nothing; results are registered with output(name, value)"
+        )
+        raise evaluation.error(
+            "forward.returned-value", f"forward returned {kind_of(result)}", expected="None", found=kind_of(result), hint=hint
+        )

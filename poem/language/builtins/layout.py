@@ -66,9 +66,7 @@ def weight(evaluation: Evaluation, stack: str, args: list[Any], kwargs: dict[str
         found = getattr(dtype, "name", None) or kind_of(dtype)
         if not hasattr(dtype, "name"):
             raise call.error("call.wrong-kind", f"weight(): dtype wants a dtype, found {found}", expected="a dtype", found=found)
-        raise call.error(
-            "layout.bad-dtype", f"weight(): no weight is stored as {found}", expected=" ".join(WEIGHT_WORDS), found=found
-        )
+        raise call.error("layout.bad-dtype", f"weight(): no weight is stored as {found}", expected=" ".join(WEIGHT_WORDS), found=found)
     if dtype.is_quantised:
         if len(shape) < 2:
             raise call.error(
@@ -77,13 +75,15 @@ def weight(evaluation: Evaluation, stack: str, args: list[Any], kwargs: dict[str
             )  # fmt: skip
         if shape[-1] % dtype.group_size:
             raise call.error(
-                "layout.group", f"the last extent of a weight of {dtype} must be whole groups: {shape[-1]} is no multiple of {dtype.group_size}",
+                "layout.group",
+                f"the last extent of a weight of {dtype} must be whole groups: {shape[-1]} is no multiple of {dtype.group_size}",
                 expected=f"a multiple of {dtype.group_size}", found=str(shape[-1]),
             )  # fmt: skip
     name = given.get("name")
     if name is not None and not (WEIGHT_NAME.fullmatch(name) and len(name) <= LIMITS.name_bytes):
         raise call.error(
-            "layout.bad-name", f"{name[:80]!r} is no name of a weight", expected=f"letters, digits, `_`, `.` and `-`, at most {LIMITS.name_bytes}",
+            "layout.bad-name", f"{name[:80]!r} is no name of a weight",
+            expected=f"letters, digits, `_`, `.` and `-`, at most {LIMITS.name_bytes}",
         )  # fmt: skip
     return {"shape": list(shape), "dtype": dtype.name, "name": name}
 
@@ -152,7 +152,9 @@ def cut(evaluation: Evaluation, stack: str, method: str, shape: list[int], args:
     counts: tuple[int, ...] = ()
     if method == "columns" and heads is not None:
         if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-            raise bad("heads wants an int >= 1", expected="an int >= 1", found=repr(heads) if isinstance(heads, (bool, int)) else kind_of(heads))
+            raise bad(
+                "heads wants an int >= 1", expected="an int >= 1", found=repr(heads) if isinstance(heads, (bool, int)) else kind_of(heads)
+            )
         counts = (heads,)
     elif heads is not None:
         counts = heads
@@ -180,7 +182,9 @@ def conv_taps_major(call: Call, c_in: Anything, taps: Anything) -> None:
 # -- the walk ----------------------------------------------------------------------------------------------------------
 @entry
 def not_a_struct(evaluation: Evaluation, given: Any) -> None:
-    raise evaluation.error("layout.not-a-struct", f"layout must return a struct, found {kind_of(given)}", expected="a struct", found=kind_of(given))
+    raise evaluation.error(
+        "layout.not-a-struct", f"layout must return a struct, found {kind_of(given)}", expected="a struct", found=kind_of(given)
+    )
 
 
 @entry

@@ -148,8 +148,6 @@ def tokenizer(call: Call, *, markers: Groups = (), pinned: Ids | None = None, pa
     return handle(TokenizerContract(markers, dict(pinned or {}), dict(parts or {}), call.where), "tokenizer")
 
 
-
-
 @entry
 def deliver(evaluation: Evaluation, name: str, value: Any) -> None:
     """A global of the package crosses."""

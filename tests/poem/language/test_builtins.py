@@ -52,29 +52,60 @@ def test_numpy_integers_are_those_of_the_default_generator() -> None:
 @pytest.mark.parametrize(
     ("expression", "code"),
     [
-        ("sqrt(-1)", "call.bad-value"), ("exp(1e6)", "call.bad-value"), ("f32(1e39)", "call.bad-value"), ("powf32(-1, 0.5)", "call.bad-value"),
-        ("powf32(10, 50)", "call.bad-value"), ("expf(1000)", "call.bad-value"), ("f32(float('inf'))", "call.bad-value"),
-        ("f32(1 << 2000)", "call.bad-value"), ("sqrt('x')", "call.wrong-kind"), ("sqrt(True)", "call.wrong-kind"),
-        ("sqrt()", "call.missing-argument"), ("sqrt(None)", "call.missing-argument"), ("sqrt(1, 2)", "call.too-many"),
-        ("sqrt(y = 1)", "call.unknown-argument"), ("sqrt(1, x = 2)", "call.repeated-argument"), ("sqrt(x = 1, x = 2)", "call.repeated-argument"),
-        ("prime_after(1 << 60)", "call.bad-value"), ("numpy_integers(1, 4, 2)", "call.bad-value"), ("numpy_integers(-1, 1 << 40, 2)", "call.bad-value"),
-        ("numpy_integers(1, 1 << 40, 1 << 30)", "call.bad-value"), ("compute(dtype.e8m0)", "call.bad-value"), ("compute(dtype.u8)", "call.bad-value"),
-        ("compute(3)", "call.wrong-kind"), ("compute(dtype.i3g16k)", "call.bad-value"), ("struct(1)", "call.too-many"),
-        ("llama3(8.0, 4.0, 1.0, 64)", "call.bad-value"), ("yarn(8.0, 64)", "call.too-many"), ("linear(0)", "call.bad-value"),
-        ("longrope([1.0], [1.0, 2.0], 64, 1.0)", "call.bad-value"), ("longrope([1.0], ['x'], 64, 1.0)", "call.wrong-kind"),
-        ("dtype.bf17", "call.unknown-dtype"), ("model('x', template = 3, tokenizer = tokenizer())", "call.wrong-kind"),
+        ("sqrt(-1)", "call.bad-value"),
+        ("exp(1e6)", "call.bad-value"),
+        ("f32(1e39)", "call.bad-value"),
+        ("powf32(-1, 0.5)", "call.bad-value"),
+        ("powf32(10, 50)", "call.bad-value"),
+        ("expf(1000)", "call.bad-value"),
+        ("f32(float('inf'))", "call.bad-value"),
+        ("f32(1 << 2000)", "call.bad-value"),
+        ("sqrt('x')", "call.wrong-kind"),
+        ("sqrt(True)", "call.wrong-kind"),
+        ("sqrt()", "call.missing-argument"),
+        ("sqrt(None)", "call.missing-argument"),
+        ("sqrt(1, 2)", "call.too-many"),
+        ("sqrt(y = 1)", "call.unknown-argument"),
+        ("sqrt(1, x = 2)", "call.repeated-argument"),
+        ("sqrt(x = 1, x = 2)", "call.repeated-argument"),
+        ("prime_after(1 << 60)", "call.bad-value"),
+        ("numpy_integers(1, 4, 2)", "call.bad-value"),
+        ("numpy_integers(-1, 1 << 40, 2)", "call.bad-value"),
+        ("numpy_integers(1, 1 << 40, 1 << 30)", "call.bad-value"),
+        ("compute(dtype.e8m0)", "call.bad-value"),
+        ("compute(dtype.u8)", "call.bad-value"),
+        ("compute(3)", "call.wrong-kind"),
+        ("compute(dtype.i3g16k)", "call.bad-value"),
+        ("struct(1)", "call.too-many"),
+        ("llama3(8.0, 4.0, 1.0, 64)", "call.bad-value"),
+        ("yarn(8.0, 64)", "call.too-many"),
+        ("linear(0)", "call.bad-value"),
+        ("longrope([1.0], [1.0, 2.0], 64, 1.0)", "call.bad-value"),
+        ("longrope([1.0], ['x'], 64, 1.0)", "call.wrong-kind"),
+        ("dtype.bf17", "call.unknown-dtype"),
+        ("model('x', template = 3, tokenizer = tokenizer())", "call.wrong-kind"),
         ("model(id = 'x', template = template('llama'), tokenizer = tokenizer())", "call.unknown-argument"),
         ("model('', template = template('llama'), tokenizer = tokenizer())", "manifest.bad-id"),
         ("model('x', template = template('llama'), tokenizer = tokenizer(), layers = -1)", "call.bad-value"),
-        ("tokenizer(pinned = {'a': -1})", "call.bad-value"), ("tokenizer(pinned = {1: 1})", "call.wrong-kind"),
-        ("tokenizer(markers = ['a'])", "call.wrong-kind"), ("tokenizer([['a']])", "call.too-many"),
-        ("deployment('x', weights = [], kv = dtype.bf16)", "call.bad-value"), ("deployment('x', weights = [dtype.bf16] * 9, kv = dtype.bf16)", "call.bad-value"),
+        ("tokenizer(pinned = {'a': -1})", "call.bad-value"),
+        ("tokenizer(pinned = {1: 1})", "call.wrong-kind"),
+        ("tokenizer(markers = ['a'])", "call.wrong-kind"),
+        ("tokenizer([['a']])", "call.too-many"),
+        ("deployment('x', weights = [], kv = dtype.bf16)", "call.bad-value"),
+        ("deployment('x', weights = [dtype.bf16] * 9, kv = dtype.bf16)", "call.bad-value"),
         ("deployment('x', weights = 'bf16', kv = dtype.bf16)", "call.wrong-kind"),
-        ("dtype(3)", "load.error"), ("1 // 0", "load.error"), ("[][1]", "load.error"), ("{}['k']", "load.error"), ("struct(a = 1).b", "load.unknown-field"),
-        ("None.x", "load.unknown-field"), ("(lambda a: a)()", "call.missing-argument"), ("(lambda a: a)(1, 2)", "call.too-many"),
-        ("(lambda a: a)(b = 1, a = 2)", "call.unknown-argument"), ("undefined", "load.unknown-name"),
+        ("dtype(3)", "load.error"),
+        ("1 // 0", "load.error"),
+        ("[][1]", "load.error"),
+        ("{}['k']", "load.error"),
+        ("struct(a = 1).b", "load.unknown-field"),
+        ("None.x", "load.unknown-field"),
+        ("(lambda a: a)()", "call.missing-argument"),
+        ("(lambda a: a)(1, 2)", "call.too-many"),
+        ("(lambda a: a)(b = 1, a = 2)", "call.unknown-argument"),
+        ("undefined", "load.unknown-name"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_call_has_a_code_of_its_own(expression: str, code: str) -> None:
     error = refused(expression)
     assert error.code == code, error.render()
@@ -98,7 +129,10 @@ def test_quantised_dtypes_compute_in_bf16(word: str) -> None:
 
 
 def test_dtypes_are_equal_by_word_and_may_be_keys() -> None:
-    assert value_of("[dtype.bf16 == dtype.bf16, dtype.bf16 == dtype.f16, dtype.bf16.name, {dtype.bf16: 1}[dtype.bf16]]") == '[True, False, "bf16", 1]'
+    assert (
+        value_of("[dtype.bf16 == dtype.bf16, dtype.bf16 == dtype.f16, dtype.bf16.name, {dtype.bf16: 1}[dtype.bf16]]")
+        == '[True, False, "bf16", 1]'
+    )
     for word in WORDS:
         assert value_of(f"dtype.{word}.name") == f'"{word}"'
 
@@ -113,9 +147,23 @@ def test_a_builtin_may_be_passed_as_a_value_in_any_phase() -> None:
 
 
 PHASE_OF = {
-    "load": ["model('x', template = 1, tokenizer = 2)", "deployment('x', weights = 1, kv = 2)", "published(target = 'a')", "template('llama')", "tokenizer()"],
+    "load": [
+        "model('x', template = 1, tokenizer = 2)",
+        "deployment('x', weights = 1, kv = 2)",
+        "published(target = 'a')",
+        "template('llama')",
+        "tokenizer()",
+    ],
     "layout": ["weight([1], dtype.bf16)"],
-    "formats": ["format('x', read = [])", "src('x')", "has('x')", "config('x', 1)", "concat(0, [])", "stored('x')", "fill(0, [1], dtype.f32)"],
+    "formats": [
+        "format('x', read = [])",
+        "src('x')",
+        "has('x')",
+        "config('x', 1)",
+        "concat(0, [])",
+        "stored('x')",
+        "fill(0, [1], dtype.f32)",
+    ],
     "forward": ["output('x', 1)", "ops.elemwise.silu(1)"],
 }
 
@@ -123,21 +171,47 @@ PHASE_OF = {
 @pytest.mark.parametrize(("home", "call"), [(home, call) for home, calls in PHASE_OF.items() for call in calls])
 @pytest.mark.parametrize("phase", ["load", "layout", "formats", "caches", "forward"])
 def test_a_builtin_outside_its_phase_names_both(home: str, call: str, phase: str) -> None:
-    start = {"load": "VOCAB, HIDDEN", "layout": "    w = deploy.weights[0]", "formats": "    return [format", "caches": "    c.kv(c.", "forward": "    y = ops.gather.embed"}[phase]
+    start = {
+        "load": "VOCAB, HIDDEN",
+        "layout": "    w = deploy.weights[0]",
+        "formats": "    return [format",
+        "caches": "    c.kv(c.",
+        "forward": "    y = ops.gather.embed",
+    }[phase]
     indent = "" if phase == "load" else "    "
     if home == phase:
         return
-    with pytest.raises(PackageError) as caught:
+
+    def judge() -> None:
         loaded = toy((start, f"{indent}{call}\n{start}"))
         loaded.trace("toy-tiny-bf16-kv-bf16")
         loaded.read_formats("toy-tiny-bf16-kv-bf16", None)
+
+    with pytest.raises(PackageError) as caught:
+        judge()
     assert caught.value.code == "phase.wrong", caught.value.render()
     assert f"belongs to {home}; this call runs at {phase} (toy.poem:" in caught.value.message
 
 
-MEDIA = ["merge([])", "switch(1, [])", "fact.has(fact.Mask)", "fact.drafts()", "conv(3, 1, 1)", "grid_rule(1)", "segment()", "group_block_diagonal()",
-         "unmasked()", "reference_self_only(1, 2)", "generation([], 3)", "reading('x', 0, [], 'logits', 3)", "port('x', 'context', 3, [])",
-         "positions(1, 2, 3, 4)", "latent_space(1, 2, 3, 4, 5, 6)", "schedule('flow', 1, 2)", "canvas(1, 2, 3)"]  # fmt: skip
+MEDIA = [
+    "merge([])",
+    "switch(1, [])",
+    "fact.has(fact.Mask)",
+    "fact.drafts()",
+    "conv(3, 1, 1)",
+    "grid_rule(1)",
+    "segment()",
+    "group_block_diagonal()",
+    "unmasked()",
+    "reference_self_only(1, 2)",
+    "generation([], 3)",
+    "reading('x', 0, [], 'logits', 3)",
+    "port('x', 'context', 3, [])",
+    "positions(1, 2, 3, 4)",
+    "latent_space(1, 2, 3, 4, 5, 6)",
+    "schedule('flow', 1, 2)",
+    "canvas(1, 2, 3)",
+]
 
 
 @pytest.mark.parametrize("expression", MEDIA)
@@ -145,7 +219,9 @@ def test_the_names_of_media_models_are_there_and_refuse(expression: str) -> None
     assert refused(expression).code == "media.not-available"
 
 
-@pytest.mark.parametrize("method", ["pixels(3)", "grid()", "latents('x', 3, dtype.f32)", "on(1)", "partition([])", "reading('x', 1)", "group_indptr()"])
+@pytest.mark.parametrize(
+    "method", ["pixels(3)", "grid()", "latents('x', 3, dtype.f32)", "on(1)", "partition([])", "reading('x', 1)", "group_indptr()"]
+)
 def test_the_inputs_of_media_models_are_there_and_refuse(method: str) -> None:
     with pytest.raises(PackageError) as caught:
         toy(("    y = ops.gather.embed", f"    inputs.{method}\n    y = ops.gather.embed")).trace("toy-tiny-bf16-kv-bf16")
@@ -158,16 +234,30 @@ def test_every_visible_name_is_a_builtin_or_a_namespace() -> None:
 
 
 INPUTS = {
-    "tokens()": "[tokens, 1] i32", "positions()": "[tokens, 1] i32", "readout_rows()": "[readouts, 1] i32", "adapter_routes()": "[tokens, 1] i32",
-    "mrope_positions()": "[tokens, 3] i32", "request_of_token()": "[tokens, 1] i32", "row_valid()": "[tokens, 1] u8",
-    "write_page(0)": "[tokens, 1] i32", "write_offset(space = 0)": "[tokens, 1] i32", "kv_len()": "[lanes, 1] i32", "last_page_len()": "[lanes, 1] i32",
-    "kv_indptr()": "[lanes+1, 1] i32", "lane_indptr()": "[lanes+1, 1] i32",
-}  # fmt: skip
+    "tokens()": "[tokens, 1] i32",
+    "positions()": "[tokens, 1] i32",
+    "readout_rows()": "[readouts, 1] i32",
+    "adapter_routes()": "[tokens, 1] i32",
+    "mrope_positions()": "[tokens, 3] i32",
+    "request_of_token()": "[tokens, 1] i32",
+    "row_valid()": "[tokens, 1] u8",
+    "write_page(0)": "[tokens, 1] i32",
+    "write_offset(space = 0)": "[tokens, 1] i32",
+    "kv_len()": "[lanes, 1] i32",
+    "last_page_len()": "[lanes, 1] i32",
+    "kv_indptr()": "[lanes+1, 1] i32",
+    "lane_indptr()": "[lanes+1, 1] i32",
+}
 
 
 @pytest.mark.parametrize(("method", "type"), INPUTS.items())
 def test_inputs_have_their_types_and_are_the_same_when_asked_twice(method: str, type: str) -> None:
-    graph = toy(("    y = ops.gather.embed", f'    a, b = inputs.{method}, inputs.{method}\n    output("a", a)\n    output("b", b)\n    y = ops.gather.embed')).trace("toy-tiny-bf16-kv-bf16")
+    graph = toy(
+        (
+            "    y = ops.gather.embed",
+            f'    a, b = inputs.{method}, inputs.{method}\n    output("a", a)\n    output("b", b)\n    y = ops.gather.embed',
+        )
+    ).trace("toy-tiny-bf16-kv-bf16")
     a, b = graph.outputs[:2]
     assert a.value == b.value
     assert str(graph.values[a.value].type) == type
@@ -176,7 +266,9 @@ def test_inputs_have_their_types_and_are_the_same_when_asked_twice(method: str, 
 def test_geometry_of_no_space_is_refused() -> None:
     no_cache = 'c.kv(c.kv_space(m.kv), "kv", [KV, KV], HEAD_DIM, heads = True)'
     with pytest.raises(PackageError) as caught:
-        toy((no_cache, "pass"), ("    y = ops.gather.embed", "    inputs.kv_len()\n    y = ops.gather.embed")).trace("toy-tiny-bf16-kv-bf16")
+        toy((no_cache, "pass"), ("    y = ops.gather.embed", "    inputs.kv_len()\n    y = ops.gather.embed")).trace(
+            "toy-tiny-bf16-kv-bf16"
+        )
     assert caught.value.code == "forward.no-space"
     with pytest.raises(PackageError) as caught:
         toy(("    y = ops.gather.embed", "    inputs.kv_len(1)\n    y = ops.gather.embed")).trace("toy-tiny-bf16-kv-bf16")
@@ -194,7 +286,10 @@ def test_a_mask_is_for_attention_only() -> None:
 
 
 def test_scales_of_an_eight_bit_space_reach_the_cache() -> None:
-    fields = ("        head = embed,", "        head = embed,\n        k_scale = weight([1], dtype.f32),\n        v_scale = weight([1], dtype.f32),")
+    fields = (
+        "        head = embed,",
+        "        head = embed,\n        k_scale = weight([1], dtype.f32),\n        v_scale = weight([1], dtype.f32),",
+    )
     scaled = 'c.kv(c.kv_space(dtype.e4m3), "kv", [KV, KV], HEAD_DIM, heads = True, scales = [m.k_scale, m.v_scale])'
     loaded = toy(fields, ('c.kv(c.kv_space(m.kv), "kv", [KV, KV], HEAD_DIM, heads = True)', scaled))
     graph = loaded.trace("toy-tiny-bf16-kv-bf16")
@@ -203,10 +298,20 @@ def test_scales_of_an_eight_bit_space_reach_the_cache() -> None:
 
 
 def test_rows_declared_in_a_loop_differ_in_their_names_only() -> None:
-    rows = 's = c.kv_space(m.kv, window = 8)\n    for i in range(4):\n        c.kv(s, "kv" if i == 0 else "kv.%d" % i, [KV, KV], HEAD_DIM, heads = i != 2)'
+    rows = (
+        "s = c.kv_space(m.kv, window = 8)\n    for i in range(4):\n"
+        '        c.kv(s, "kv" if i == 0 else "kv.%d" % i, [KV, KV], HEAD_DIM, heads = i != 2)'
+    )
     attend = "o = ops.attn.attend(q, pages, inputs, HEAD_DIM, KV_HEADS, m.sm_scale)"
-    graph = toy(('c.kv(c.kv_space(m.kv), "kv", [KV, KV], HEAD_DIM, heads = True)', rows), (attend, attend[:-1] + ", window = 8)")).trace("toy-tiny-bf16-kv-bf16")
-    assert [(cache.id, cache.name, cache.heads) for cache in graph.caches] == [(0, "kv", True), (1, "kv.1", True), (2, "kv.2", False), (3, "kv.3", True)]
+    graph = toy(('c.kv(c.kv_space(m.kv), "kv", [KV, KV], HEAD_DIM, heads = True)', rows), (attend, attend[:-1] + ", window = 8)")).trace(
+        "toy-tiny-bf16-kv-bf16"
+    )
+    assert [(cache.id, cache.name, cache.heads) for cache in graph.caches] == [
+        (0, "kv", True),
+        (1, "kv.1", True),
+        (2, "kv.2", False),
+        (3, "kv.3", True),
+    ]
     assert graph.spaces[0].window == 8
 
 

@@ -1,7 +1,7 @@
 """Formats: expressions, pairs, states, queries and `reads`, as plain data."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -38,8 +38,8 @@ DEPLOYMENT = "toy-tiny-bf16-kv-bf16"
 class Source:
     """A checkpoint of two tensors."""
 
-    tensors = {"a.weight": ([4, 3], "bf16"), "b.weight": ([2], "u4g64")}
-    config = {"hidden_size": 64, "deep": {"list": [1, 2.5, "x", None]}, "map": {"k": 1}}
+    tensors: ClassVar = {"a.weight": ([4, 3], "bf16"), "b.weight": ([2], "u4g64")}
+    config: ClassVar = {"hidden_size": 64, "deep": {"list": [1, 2.5, "x", None]}, "map": {"k": 1}}
 
     def has(self, name: str) -> bool:
         return name in self.tensors
@@ -104,9 +104,11 @@ def test_the_pairs_of_llama_are_read_as_written() -> None:
     assert without_where(pairs[3]) == ("Pair", "model.layers.{l}.input_layernorm.weight", "layers.{l}.attn_norm", 3)
     assert without_where(pairs[9])[1] == ("model.layers.{l}.mlp.gate_proj.weight", "model.layers.{l}.mlp.up_proj.weight")
     assert without_where(hub.states) == (
-        ("State", "config", "hidden_size", 4096, False), ("State", "config", "num_hidden_layers", 2, True),
-        ("State", "config", "num_key_value_heads", 8, False), ("State", "config", "vocab_size", 128256, False),
-    )  # fmt: skip
+        ("State", "config", "hidden_size", 4096, False),
+        ("State", "config", "num_hidden_layers", 2, True),
+        ("State", "config", "num_key_value_heads", 8, False),
+        ("State", "config", "vocab_size", 128256, False),
+    )
 
 
 def test_a_pair_points_at_the_line_that_it_is_written_on() -> None:
@@ -125,7 +127,19 @@ def test_lists_and_tuples_are_pairs_alike() -> None:
 
 @pytest.mark.parametrize(
     "pair",
-    ["3", '("a",)', '("a", "b", "c")', '(3, "a")', '("a", True)', '([], "a")', '(["a", 3], "a")', '(src("a"), None)', '(m.q, "a")', "(None, None)", '("a", m.q)'],
+    [
+        "3",
+        '("a",)',
+        '("a", "b", "c")',
+        '(3, "a")',
+        '("a", True)',
+        '([], "a")',
+        '(["a", 3], "a")',
+        '(src("a"), None)',
+        '(m.q, "a")',
+        "(None, None)",
+        '("a", m.q)',
+    ],
 )
 @pytest.mark.parametrize("way", ["list", "reads"])
 def test_a_malformed_pair_is_refused_with_its_index(pair: str, way: str) -> None:
@@ -175,17 +189,25 @@ def test_a_format_can_be_read_again_and_after_a_failure() -> None:
 @pytest.mark.parametrize(
     ("statement", "code"),
     [
-        ('reads.read(3, "q")', "call.wrong-kind"), ("reads.read(m.q)", "call.missing-argument"), ('reads.read(m.q, ["q"])', "call.wrong-kind"),
-        ('reads.read_concat(m.q, [])', "call.bad-value"), ('reads.read_over(m.q, "q", 3)', "call.wrong-kind"),
-        ('reads.read_over(m.q, "q", lambda x: 3)', "call.wrong-kind"), ('reads.read_stack(m.q, [[]])', "call.bad-value"),
-        ('reads.red(m.q, "q")', "formats.unknown-field"), ('weight([1], dtype.f32)', "phase.wrong"), ('fail("no")', "formats.refused"),
+        ('reads.read(3, "q")', "call.wrong-kind"),
+        ("reads.read(m.q)", "call.missing-argument"),
+        ('reads.read(m.q, ["q"])', "call.wrong-kind"),
+        ("reads.read_concat(m.q, [])", "call.bad-value"),
+        ('reads.read_over(m.q, "q", 3)', "call.wrong-kind"),
+        ('reads.read_over(m.q, "q", lambda x: 3)', "call.wrong-kind"),
+        ("reads.read_stack(m.q, [[]])", "call.bad-value"),
+        ('reads.red(m.q, "q")', "formats.unknown-field"),
+        ("weight([1], dtype.f32)", "phase.wrong"),
+        ('fail("no")', "formats.refused"),
         ('reads.read(m.lost(), "q")', "formats.unreachable-weight"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_statement_is_refused(statement: str, code: str) -> None:
     start, end = TOY.index("def formats"), TOY.index("def caches")
     text = f'{TOY[:start]}def formats(m):\n    return [format("f", read = lambda reads: {statement})]\n\n{TOY[end:]}'
-    text = text.replace("    embed = weight", "    lost = weight([3], w)\n    embed = weight").replace("head = embed,", "head = embed,\n        lost = lambda: lost,")
+    text = text.replace("    embed = weight", "    lost = weight([3], w)\n    embed = weight").replace(
+        "head = embed,", "head = embed,\n        lost = lambda: lost,"
+    )
     with pytest.raises(PackageError) as caught:
         package("toy", text).read_formats(DEPLOYMENT, None)[0].read()
     assert caught.value.code == code, caught.value.render()
@@ -224,16 +246,29 @@ def test_an_expression_is_a_tree(text: str, tree: Expression) -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("constant([1], [2], dtype.f32)", "call.bad-value"), ("constant([1], [1], dtype.u4g64)", "call.bad-value"),
-        ("constant(['x'], [1], dtype.f32)", "call.wrong-kind"), ("fill(float('inf'), [1], dtype.f32)", "call.bad-value"),
-        ("concat(0, [])", "call.bad-value"), ("concat(0, ['a'])", "call.wrong-kind"), ("stack(3, 'e')", "call.wrong-kind"),
-        ("stack('e', 'e', count = 0)", "call.bad-value"), ("src('a').slice(0, -1, 2)", "call.bad-value"), ("src('a').slice(0, 0, 0)", "call.bad-value"),
-        ("src('a').gather(0, [])", "call.bad-value"), ("src('a').reshape([-1, -1])", "call.bad-value"), ("src('a').transpose([0, 0])", "call.bad-value"),
-        ("src('a').transpose([0, 2])", "call.bad-value"), ("src('a').cast(dtype.u4g64)", "call.bad-value"), ("src('a').unary('neg_nl')", "call.bad-value"),
-        ("src('a').scale(float('nan'))", "call.bad-value"), ("src(3)", "call.wrong-kind"), ("src('a').slise(0, 1, 2)", "formats.unknown-field"),
-        ("src('a').scale(1, 2)", "call.too-many"), ("m.q", "call.wrong-kind"),
+        ("constant([1], [2], dtype.f32)", "call.bad-value"),
+        ("constant([1], [1], dtype.u4g64)", "call.bad-value"),
+        ("constant(['x'], [1], dtype.f32)", "call.wrong-kind"),
+        ("fill(float('inf'), [1], dtype.f32)", "call.bad-value"),
+        ("concat(0, [])", "call.bad-value"),
+        ("concat(0, ['a'])", "call.wrong-kind"),
+        ("stack(3, 'e')", "call.wrong-kind"),
+        ("stack('e', 'e', count = 0)", "call.bad-value"),
+        ("src('a').slice(0, -1, 2)", "call.bad-value"),
+        ("src('a').slice(0, 0, 0)", "call.bad-value"),
+        ("src('a').gather(0, [])", "call.bad-value"),
+        ("src('a').reshape([-1, -1])", "call.bad-value"),
+        ("src('a').transpose([0, 0])", "call.bad-value"),
+        ("src('a').transpose([0, 2])", "call.bad-value"),
+        ("src('a').cast(dtype.u4g64)", "call.bad-value"),
+        ("src('a').unary('neg_nl')", "call.bad-value"),
+        ("src('a').scale(float('nan'))", "call.bad-value"),
+        ("src(3)", "call.wrong-kind"),
+        ("src('a').slise(0, 1, 2)", "formats.unknown-field"),
+        ("src('a').scale(1, 2)", "call.too-many"),
+        ("m.q", "call.wrong-kind"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_expression_is_refused(text: str, code: str) -> None:
     with pytest.raises(PackageError) as caught:
         expression(text)
@@ -257,18 +292,35 @@ def recognition(answer: str, source: Source | None = None) -> tuple[bool, str]:
 @pytest.mark.parametrize(
     "question",
     [
-        'has("a.weight")', 'not has("c.weight")', 'has_prefix("b.")', 'shape("a.weight") == [4, 3]', 'stored("b.weight") == "u4g64"',
-        'text_attribute("arch") == "llama"', 'text_attribute("none") == None', 'attribute_value("count") == 3', 'attribute_value("rates") == [1.0, 2.0]',
-        'attribute_value("nan") == None', 'config_value("hidden_size") == 64', 'config_value("deep.list") == [1, 2.5, "x", None]', 'config_value("deep.x") == None',
+        'has("a.weight")',
+        'not has("c.weight")',
+        'has_prefix("b.")',
+        'shape("a.weight") == [4, 3]',
+        'stored("b.weight") == "u4g64"',
+        'text_attribute("arch") == "llama"',
+        'text_attribute("none") == None',
+        'attribute_value("count") == 3',
+        'attribute_value("rates") == [1.0, 2.0]',
+        'attribute_value("nan") == None',
+        'config_value("hidden_size") == 64',
+        'config_value("deep.list") == [1, 2.5, "x", None]',
+        'config_value("deep.x") == None',
     ],
-)  # fmt: skip
+)
 def test_a_format_asks_the_checkpoint(question: str) -> None:
     assert recognition(question) == (True, "")
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [("False", ""), ("1", "neither True nor False"), ("None", "neither True nor False"), ('shape("c.weight")', "holds no `c.weight`"), ('config_value("map")', "is a map"), ("fail('no')", "no")],
+    [
+        ("False", ""),
+        ("1", "neither True nor False"),
+        ("None", "neither True nor False"),
+        ('shape("c.weight")', "holds no `c.weight`"),
+        ('config_value("map")', "is a map"),
+        ("fail('no')", "no"),
+    ],
 )
 def test_an_error_or_another_answer_counts_as_no(answer: str, reason: str) -> None:
     assert recognition(answer)[0] is False
@@ -291,19 +343,31 @@ def test_a_format_without_recognizes_says_that_by_none() -> None:
 
 
 def test_states_keep_kind_key_and_value() -> None:
-    (form,) = declared('    return [format("f", read = [], states = [config("a.b", 1.5), attribute("k", "x"), config("n", 3, or_deeper = True), config("flag", False)])]')
-    assert [without_where(state)[1:] for state in form.states] == [("config", "a.b", 1.5, False), ("attribute", "k", "x", False), ("config", "n", 3, True), ("config", "flag", False, False)]
+    (form,) = declared(
+        '    return [format("f", read = [], states = [config("a.b", 1.5), attribute("k", "x"), '
+        'config("n", 3, or_deeper = True), config("flag", False)])]'
+    )
+    assert [without_where(state)[1:] for state in form.states] == [
+        ("config", "a.b", 1.5, False),
+        ("attribute", "k", "x", False),
+        ("config", "n", 3, True),
+        ("config", "flag", False, False),
+    ]
     assert all(isinstance(state, State) and state.where for state in form.states)
 
 
 @pytest.mark.parametrize(
     ("made", "code"),
     [
-        ('format("f")', "call.missing-argument"), ('format("f", read = 3)', "call.wrong-kind"), ('format("f", read = [], recognizes = 3)', "call.wrong-kind"),
-        ('format("f", read = [], states = [1])', "call.wrong-kind"), ('format(3, read = [])', "call.wrong-kind"), ('format("f", reed = [])', "call.unknown-argument"),
+        ('format("f")', "call.missing-argument"),
+        ('format("f", read = 3)', "call.wrong-kind"),
+        ('format("f", read = [], recognizes = 3)', "call.wrong-kind"),
+        ('format("f", read = [], states = [1])', "call.wrong-kind"),
+        ("format(3, read = [])", "call.wrong-kind"),
+        ('format("f", reed = [])', "call.unknown-argument"),
         ('format("f", read = [], states = [config("a", [1])])', "call.wrong-kind"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_format_is_refused(made: str, code: str) -> None:
     with pytest.raises(PackageError) as caught:
         declared(f"    return [{made}]")

@@ -21,7 +21,7 @@ def llama() -> Package:
 
 def test_the_toy_has_the_graph_that_the_language_states() -> None:
     graph = toy().trace("toy-tiny-bf16-kv-bf16")
-    assert [param.name for param in graph.params] == "embed attn_norm q k v o mlp_norm gate_up down norm".split()
+    assert [param.name for param in graph.params] == ["embed", "attn_norm", "q", "k", "v", "o", "mlp_norm", "gate_up", "down", "norm"]
     assert graph.params[0].aliases == ("head",)
     assert (len(graph.nodes), len(graph.inputs), len(graph.params), len(graph.spaces), len(graph.caches)) == (18, 3, 10, 1, 1)
     assert [(output.name, graph.output(output.name).type) for output in graph.outputs] == [("logits", ValueType("readouts", 256, "bf16"))]
@@ -55,8 +55,10 @@ def test_a_node_knows_the_line_in_the_library_and_who_called_it() -> None:
     node = next(node for node in graph.nodes if node.op == "attn.attend")
     lines = {"llama_3.poem": LLAMA.split("\n"), "lib/blocks.poem": BLOCKS.split("\n")}
     assert [(frame.file, frame.function) for frame in node.where] == [
-        ("llama_3.poem", "forward"), ("llama_3.poem", "block"), ("lib/blocks.poem", "attention"),
-    ]  # fmt: skip
+        ("llama_3.poem", "forward"),
+        ("llama_3.poem", "block"),
+        ("lib/blocks.poem", "attention"),
+    ]
     texts = [lines[frame.file][frame.line - 1] for frame in node.where]
     assert ["fold_layers" in texts[0], "attention(x" in texts[1], "attend(" in texts[2]] == [True, True, True], texts
 
@@ -73,20 +75,25 @@ def test_nodes_of_a_fold_know_their_layer_and_the_fold_what_it_carried() -> None
 
 
 def test_a_fold_that_carries_a_struct_and_a_list_carries_all_their_values() -> None:
-    graph = toy((
-        'y = ops.gather.embed(inputs.tokens(), m.embed, VOCAB)',
-        'y = ops.gather.embed(inputs.tokens(), m.embed, VOCAB)\n'
-        '    z = inputs.fold_layers([1, 2], struct(b = y, a = [y, 3], c = "text"), lambda l, w, y: struct(b = ops.elemwise.silu(y.b), a = y.a, c = None))\n',
-    )).trace("toy-tiny-bf16-kv-bf16")  # fmt: skip
+    graph = toy(
+        (
+            "y = ops.gather.embed(inputs.tokens(), m.embed, VOCAB)",
+            "y = ops.gather.embed(inputs.tokens(), m.embed, VOCAB)\n"
+            '    z = inputs.fold_layers([1, 2], struct(b = y, a = [y, 3], c = "text"), '
+            "lambda l, w, y: struct(b = ops.elemwise.silu(y.b), a = y.a, c = None))\n",
+        )
+    ).trace("toy-tiny-bf16-kv-bf16")
     embed = graph.nodes[0].results[0]
     assert graph.folds[0].carried == ((embed, embed), (embed, graph.nodes[1].results[0]), (embed, graph.nodes[2].results[0]))
 
 
 def test_an_empty_fold_gives_back_what_it_was_given() -> None:
-    graph = toy((
-        "y = ops.gather.embed(inputs.tokens(), m.embed, VOCAB)",
-        "y = inputs.fold_layers([], ops.gather.embed(inputs.tokens(), m.embed, VOCAB), lambda l, w, y: None)",
-    )).trace("toy-tiny-bf16-kv-bf16")  # fmt: skip
+    graph = toy(
+        (
+            "y = ops.gather.embed(inputs.tokens(), m.embed, VOCAB)",
+            "y = inputs.fold_layers([], ops.gather.embed(inputs.tokens(), m.embed, VOCAB), lambda l, w, y: None)",
+        )
+    ).trace("toy-tiny-bf16-kv-bf16")
     assert len(graph.nodes) == 18
     assert graph.folds[0].carried == (graph.nodes[0].results,)
 
@@ -107,8 +114,12 @@ def test_the_digest_is_the_same_in_every_process() -> None:
     for seed in ("0", "1", "12345"):
         ran = subprocess.run(
             [sys.executable, "-c", SCRIPT, str(FOLDER / "llama_3.poem"), "llama32-1b-bf16-kv-bf16"],
-            capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed}, cwd=Path(__file__).parents[3],
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[3],
+        )
         digests.add(ran.stdout.strip())
     digests.add(llama().trace("llama32-1b-bf16-kv-bf16").digest())
     assert len(digests) == 1
@@ -116,7 +127,9 @@ def test_the_digest_is_the_same_in_every_process() -> None:
 
 def test_comments_and_moved_lines_change_no_digest_and_a_changed_op_does() -> None:
     plain = toy().trace("toy-tiny-bf16-kv-bf16")
-    moved = package("toy", "# a comment\n\n" + TOY.replace("def forward(m, inputs):\n", "def forward(m, inputs):\n    # why\n\n")).trace("toy-tiny-bf16-kv-bf16")
+    moved = package("toy", "# a comment\n\n" + TOY.replace("def forward(m, inputs):\n", "def forward(m, inputs):\n    # why\n\n")).trace(
+        "toy-tiny-bf16-kv-bf16"
+    )
     other = toy(("10000.0", "10001.0")).trace("toy-tiny-bf16-kv-bf16")
     assert moved.digest() == plain.digest()
     assert moved.nodes[0].where != plain.nodes[0].where
@@ -124,10 +137,13 @@ def test_comments_and_moved_lines_change_no_digest_and_a_changed_op_does() -> No
 
 
 def test_spelling_out_defaults_and_names_changes_no_digest() -> None:
-    named = toy((
-        "ops.attn.attend(q, pages, inputs, HEAD_DIM, KV_HEADS, m.sm_scale)",
-        "ops.attn.attend(q = q, cache = pages, inputs = inputs, sm_scale = m.sm_scale, head_dim = HEAD_DIM, kv_heads = KV_HEADS, causal = True, lse = False)",
-    )).trace("toy-tiny-bf16-kv-bf16")  # fmt: skip
+    named = toy(
+        (
+            "ops.attn.attend(q, pages, inputs, HEAD_DIM, KV_HEADS, m.sm_scale)",
+            "ops.attn.attend(q = q, cache = pages, inputs = inputs, sm_scale = m.sm_scale, "
+            "head_dim = HEAD_DIM, kv_heads = KV_HEADS, causal = True, lse = False)",
+        )
+    ).trace("toy-tiny-bf16-kv-bf16")
     assert named.digest() == toy().trace("toy-tiny-bf16-kv-bf16").digest()
 
 
@@ -210,7 +226,14 @@ def test_a_print_goes_to_standard_error_with_its_line(capsys: pytest.CaptureFixt
 
 
 def test_the_deployment_tells_layout_what_it_is() -> None:
-    text = swapped(TOY, ("    w = deploy.weights[0]", '    fail("{} {} {} {} {} {} {}".format(id, deploy.weights, deploy.kv.name, deploy.parts, deploy.drafter, deploy.tp, deploy.name))\n    w = deploy.weights[0]'))
+    text = swapped(
+        TOY,
+        (
+            "    w = deploy.weights[0]",
+            '    fail("{} {} {} {} {} {} {}".format(id, deploy.weights, deploy.kv.name, deploy.parts, '
+            "deploy.drafter, deploy.tp, deploy.name))\n    w = deploy.weights[0]",
+        ),
+    )
     with pytest.raises(Exception, match="toy-tiny") as caught:
         package("toy", text).trace("toy-tiny-bf16-f32-kv-e4m3-tp2")
     words = str(caught.value)
@@ -220,7 +243,13 @@ def test_the_deployment_tells_layout_what_it_is() -> None:
 
 
 def test_values_show_their_axis_shape_dtype_and_width() -> None:
-    text = swapped(TOY, ("    x = ops.elemwise.rmsnorm(y, m.attn_norm, 1e-5)", '    fail("{} {} {} {} {}".format(y.rows, y.shape, y.dtype == dtype.bf16, y.width(), m.q.cut_axis))\n    x = 1'))
+    text = swapped(
+        TOY,
+        (
+            "    x = ops.elemwise.rmsnorm(y, m.attn_norm, 1e-5)",
+            '    fail("{} {} {} {} {}".format(y.rows, y.shape, y.dtype == dtype.bf16, y.width(), m.q.cut_axis))\n    x = 1',
+        ),
+    )
     with pytest.raises(Exception, match="tokens") as caught:
         package("toy", text).trace("toy-tiny-bf16-kv-bf16")
     assert 'tokens ["tokens", 64] True 64 0' in str(caught.value)
