@@ -1,0 +1,117 @@
+"""Launches of elemwise.cu: RMS norms with and without a residual, gated units, biases, rotary positions.
+
+Each function turns arrays into launches. Shapes are those of the arrays; a shape or dtype that no kernel serves is a KernelError
+(`kernel.unsupported`). None of these kernels lets the number of rows decide how a row is summed.
+"""
+
+import math
+
+from cupy_backend.errors import KernelError
+from cupy_backend.kernels.arrays import reading, same_dtype, type_of, updating, vector, writing
+from cupy_backend.launch import Array, Launch, Scalar
+
+SOURCE = "elemwise.cu"
+THREADS = 256
+WARP = 32
+# Rows of at most so many elements are normed by a block of so many threads: the fewest that leave a thread two packs or fewer.
+NORM_THREADS = ((512, 64), (1024, 128), (4096, 256), (8192, 512), (16384, 1024))
+MAXIMUM_ITEMS = 8  # packs of a row that a thread keeps in registers; wider rows are read twice
+# Blocks of a kernel that strides over its elements: two waves of the device's multiprocessors, eight blocks on each.
+GRID = {"sm_80": 1728, "sm_89": 2272, "sm_90a": 2112, "sm_100a": 2368, "sm_120a": 3008}
+
+
+def rmsnorm(
+    x: Array, gain: Array, out: Array, *, eps: float, plus_one: bool = False, residual: Array | None = None, nodes: tuple[int, ...] = ()
+) -> list[Launch]:
+    """out = rms(x) * gain for rows `[N, width]`; with a residual, residual += x comes first and is what is normed.
+
+    The sum is rounded to the residual's dtype before it is normed. x, residual and out have one dtype.
+    """
+    rows, width = x.shape
+    held, vec = type_of(x), vector(x.dtype, width)
+    threads = next((threads for widest, threads in NORM_THREADS if width <= widest), NORM_THREADS[-1][1])
+    items = -(-width // (vec * threads))
+    items = items if items <= MAXIMUM_ITEMS else 0
+    same_dtype(x, out, *([residual] if residual is not None else []))
+    form = f"{held}, {type_of(gain)}, {vec}, {items}, {threads}, {_flag(plus_one)}"
+    arguments = {"x": reading(x)} | ({"residual": updating(residual)} if residual is not None else {})
+    arguments |= {"gain": reading(gain), "out": writing(out)}
+    name = "rmsnorm" if residual is None else "add_rmsnorm"
+    settings = {"width": Scalar(width, "i32"), "eps": Scalar(eps, "f32")}
+    return [Launch(SOURCE, f"{name}<{form}>", (rows, 1, 1), (threads, 1, 1), arguments | settings, nodes=nodes)]
+
+
+def rmsnorm_per_head(
+    x: Array, gain: Array, out: Array, *, head_dim: int, eps: float, plus_one: bool = False, nodes: tuple[int, ...] = ()
+) -> list[Launch]:
+    """Each run of head_dim columns of x `[N, heads * head_dim]` on its own: out = rms(run) * gain `[head_dim]`."""
+    rows, width = x.shape
+    runs = rows * (width // head_dim)
+    most = vector(x.dtype, head_dim)
+    vec = next(size for size in (most, most // 2, most // 4, 1) if size and head_dim % size == 0 and (size == 1 or WARP * size <= max(head_dim, WARP)))
+    items = -(-head_dim // (WARP * vec))
+    if items > MAXIMUM_ITEMS:
+        raise _unsupported("rmsnorm_per_head", f"heads of at most {MAXIMUM_ITEMS * WARP * vec}", f"{head_dim}")
+    same_dtype(x, out)
+    form = f"{type_of(x)}, {type_of(gain)}, {vec}, {items}, {_flag(plus_one)}"
+    arguments = {
+        "x": reading(x), "gain": reading(gain), "out": writing(out), "runs": Scalar(runs, "i32"), "size": Scalar(head_dim, "i32"),
+        "eps": Scalar(eps, "f32"),
+    }  # fmt: skip
+    grid = -(-runs // (THREADS // WARP))
+    return [Launch(SOURCE, f"rmsnorm_per_head<{form}>", (grid, 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
+
+
+def glu(x: Array, out: Array, *, act: str, arch: str, nodes: tuple[int, ...] = ()) -> list[Launch]:
+    """out = act(gate) * up for x `[N, 2 * inter]`, the gate in the first half of a row. act: silu, gelu_tanh or gelu."""
+    rows, inter = out.shape
+    vec = vector(x.dtype, inter)
+    same_dtype(x, out)
+    if act not in ("silu", "gelu_tanh", "gelu"):
+        raise _unsupported("glu", "act silu, gelu_tanh or gelu", act)
+    arguments = {"x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "inter": Scalar(inter, "i32")}
+    grid = _strided_grid(rows * inter // vec, arch)
+    return [Launch(SOURCE, f"glu<{type_of(x)}, {vec}, {act.upper()}>", grid, (THREADS, 1, 1), arguments, nodes=nodes)]
+
+
+def add_bias(bias: Array, x: Array, out: Array, *, arch: str, nodes: tuple[int, ...] = ()) -> list[Launch]:
+    """out = x + bias `[width]` in every row of x `[N, width]`."""
+    rows, width = x.shape
+    vec = vector(x.dtype, width)
+    same_dtype(x, out)
+    arguments = {"bias": reading(bias), "x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "width": Scalar(width, "i32")}
+    kernel = f"add_bias<{type_of(x)}, {type_of(bias)}, {vec}>"
+    return [Launch(SOURCE, kernel, _strided_grid(rows * width // vec, arch), (THREADS, 1, 1), arguments, nodes=nodes)]
+
+
+def rope_half(
+    q: Array, k: Array | None, positions: Array, frequencies: Array, q_out: Array, k_out: Array | None, *, head_dim: int, factor: float,
+    inverse: bool, nodes: tuple[int, ...] = (),
+) -> list[Launch]:  # fmt: skip
+    """Channels i and i + R/2 of each head turn by position * frequencies[i], times factor; frequencies f32 `[R/2]`, positions i32 `[N]`."""
+    rows, width = q.shape
+    rotary = 2 * math.prod(frequencies.shape)
+    vec = vector(q.dtype, rotary // 2, head_dim - rotary)
+    k, k_out = (q, q_out) if k is None or k_out is None else (k, k_out)
+    k_heads = k.shape[1] // head_dim if k is not q else 0
+    same_dtype(q, k, q_out, k_out)
+    outputs = {"q_out": writing(q_out), "k_out": writing(k_out)} if k_heads else {"q_out": updating(q_out), "k_out": updating(k_out)}
+    arguments = {
+        "q": reading(q), "k": reading(k), "positions": reading(positions), "frequencies": reading(frequencies), **outputs,
+        "q_heads": Scalar(width // head_dim, "i32"), "k_heads": Scalar(k_heads, "i32"), "head_dim": Scalar(head_dim, "i32"),
+        "rotary": Scalar(rotary, "i32"), "factor": Scalar(factor, "f32"), "sign": Scalar(-1.0 if inverse else 1.0, "f32"),
+    }  # fmt: skip
+    kernel = f"rope_half<{type_of(q)}, {vec}>"
+    return [Launch(SOURCE, kernel, (rows, 1, 1), (THREADS, 1, 1), arguments, shared=rotary // 2 * 8, nodes=nodes)]
+
+
+def _strided_grid(packs: int, arch: str) -> tuple[int, int, int]:
+    return min(-(-packs // THREADS), GRID[arch]), 1, 1
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _unsupported(kernel: str, expected: str, found: str) -> KernelError:
+    return KernelError("kernel.unsupported", f"no {kernel} kernel serves this", phase="plan", expected=expected, found=found)
