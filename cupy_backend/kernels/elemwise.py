@@ -8,7 +8,7 @@ import math
 
 from cupy_backend.errors import KernelError
 from cupy_backend.kernels.arrays import reading, same_dtype, type_of, updating, vector, writing
-from cupy_backend.launch import Array, Launch, Scalar
+from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "elemwise.cu"
 THREADS = 256
@@ -34,11 +34,12 @@ def rmsnorm(
     items = items if items <= MAXIMUM_ITEMS else 0
     same_dtype(x, out, *([residual] if residual is not None else []))
     form = f"{held}, {type_of(gain)}, {vec}, {items}, {threads}, {_flag(plus_one)}"
-    arguments = {"x": reading(x)} | ({"residual": updating(residual)} if residual is not None else {})
-    arguments |= {"gain": reading(gain), "out": writing(out)}
+    arguments: dict[str, Argument] = {"x": reading(x)}
+    if residual is not None:
+        arguments["residual"] = updating(residual)
+    arguments |= {"gain": reading(gain), "out": writing(out), "width": Scalar(width, "i32"), "eps": Scalar(eps, "f32")}
     name = "rmsnorm" if residual is None else "add_rmsnorm"
-    settings = {"width": Scalar(width, "i32"), "eps": Scalar(eps, "f32")}
-    return [Launch(SOURCE, f"{name}<{form}>", (rows, 1, 1), (threads, 1, 1), arguments | settings, nodes=nodes)]
+    return [Launch(SOURCE, f"{name}<{form}>", (rows, 1, 1), (threads, 1, 1), arguments, nodes=nodes)]
 
 
 def rmsnorm_per_head(
@@ -47,14 +48,15 @@ def rmsnorm_per_head(
     """Each run of head_dim columns of x `[N, heads * head_dim]` on its own: out = rms(run) * gain `[head_dim]`."""
     rows, width = x.shape
     runs = rows * (width // head_dim)
-    most = vector(x.dtype, head_dim)
-    vec = next(size for size in (most, most // 2, most // 4, 1) if size and head_dim % size == 0 and (size == 1 or WARP * size <= max(head_dim, WARP)))
+    vec = vector(x.dtype, head_dim)
+    while vec > 1 and WARP * vec > head_dim:  # else lanes of the warp would idle
+        vec //= 2
     items = -(-head_dim // (WARP * vec))
     if items > MAXIMUM_ITEMS:
         raise _unsupported("rmsnorm_per_head", f"heads of at most {MAXIMUM_ITEMS * WARP * vec}", f"{head_dim}")
     same_dtype(x, out)
     form = f"{type_of(x)}, {type_of(gain)}, {vec}, {items}, {_flag(plus_one)}"
-    arguments = {
+    arguments: dict[str, Argument] = {
         "x": reading(x), "gain": reading(gain), "out": writing(out), "runs": Scalar(runs, "i32"), "size": Scalar(head_dim, "i32"),
         "eps": Scalar(eps, "f32"),
     }  # fmt: skip
@@ -69,7 +71,7 @@ def glu(x: Array, out: Array, *, act: str, arch: str, nodes: tuple[int, ...] = (
     same_dtype(x, out)
     if act not in ("silu", "gelu_tanh", "gelu"):
         raise _unsupported("glu", "act silu, gelu_tanh or gelu", act)
-    arguments = {"x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "inter": Scalar(inter, "i32")}
+    arguments: dict[str, Argument] = {"x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "inter": Scalar(inter, "i32")}
     grid = _strided_grid(rows * inter // vec, arch)
     return [Launch(SOURCE, f"glu<{type_of(x)}, {vec}, {act.upper()}>", grid, (THREADS, 1, 1), arguments, nodes=nodes)]
 
@@ -79,7 +81,9 @@ def add_bias(bias: Array, x: Array, out: Array, *, arch: str, nodes: tuple[int, 
     rows, width = x.shape
     vec = vector(x.dtype, width)
     same_dtype(x, out)
-    arguments = {"bias": reading(bias), "x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "width": Scalar(width, "i32")}
+    arguments: dict[str, Argument] = {
+        "bias": reading(bias), "x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "width": Scalar(width, "i32"),
+    }  # fmt: skip
     kernel = f"add_bias<{type_of(x)}, {type_of(bias)}, {vec}>"
     return [Launch(SOURCE, kernel, _strided_grid(rows * width // vec, arch), (THREADS, 1, 1), arguments, nodes=nodes)]
 
@@ -95,9 +99,10 @@ def rope_half(
     k, k_out = (q, q_out) if k is None or k_out is None else (k, k_out)
     k_heads = k.shape[1] // head_dim if k is not q else 0
     same_dtype(q, k, q_out, k_out)
-    outputs = {"q_out": writing(q_out), "k_out": writing(k_out)} if k_heads else {"q_out": updating(q_out), "k_out": updating(k_out)}
-    arguments = {
-        "q": reading(q), "k": reading(k), "positions": reading(positions), "frequencies": reading(frequencies), **outputs,
+    written = writing if k_heads else updating  # without k, both names stand for q's result
+    arguments: dict[str, Argument] = {
+        "q": reading(q), "k": reading(k), "positions": reading(positions), "frequencies": reading(frequencies),
+        "q_out": written(q_out), "k_out": written(k_out),
         "q_heads": Scalar(width // head_dim, "i32"), "k_heads": Scalar(k_heads, "i32"), "head_dim": Scalar(head_dim, "i32"),
         "rotary": Scalar(rotary, "i32"), "factor": Scalar(factor, "f32"), "sign": Scalar(-1.0 if inverse else 1.0, "f32"),
     }  # fmt: skip
