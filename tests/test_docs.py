@@ -6,7 +6,7 @@ Fences understood, by their info string:
     ```poem-error CODE     a package that is refused with that code
     ```poem-fragment       part of a package: it parses
     ```starlark            lines `expression  # -> result`, evaluated as a package would
-    ```python              Python, run in a folder that holds the packages of the page
+    ```python              Python, run in a folder that holds the packages of the page (the README's in the checkout)
 """
 
 import json
@@ -108,5 +108,5 @@ def test_an_expression_in_the_docs_gives_what_it_says(example: Example, tmp_path
 @pytest.mark.parametrize("example", examples("python"), ids=str)
 def test_python_in_the_docs_runs(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages_of(example.page, tmp_path)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(ROOT if example.page.parent == ROOT else tmp_path)
     exec(compile(example.text, str(example), "exec"), {"__name__": "__example__", "json": json})
