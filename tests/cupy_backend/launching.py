@@ -1,0 +1,29 @@
+"""Running what launch functions return: named arrays become buffers of the emulated device."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cupy_backend.emulator import EmulatedDevice, Schedule
+from cupy_backend.launch import Array, Launch
+from tests.cupy_backend.running import WORDS
+
+
+class Memory:
+    """Buffers by name. `give` puts one there and returns the Array that names it; `run` runs launches on them."""
+
+    def __init__(self, schedule: Schedule = Schedule(), *, checked: bool = True) -> None:
+        self.device = EmulatedDevice(checked=checked, schedule=schedule)
+        self.buffers: dict[str, np.ndarray] = {}
+
+    def give(self, name: str, array: np.ndarray, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> Array:
+        """dtype and shape: of the elements, where the array holds codes."""
+        self.buffers[name] = self.device.upload(array)
+        return Array(name, "read", shape or array.shape, dtype or WORDS[array.dtype])
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        for launch in launches:
+            self.device.run(launch, self.buffers)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.buffers[name]
