@@ -95,12 +95,14 @@ def from_planes(
 
 def _misfit(path: str, plane: RawTensor | np.ndarray, wanted: Plane, shape: tuple[int, ...], word: str) -> str:
     """Why a tensor is not the plane that the term wants, or "". Axes of extent 1 may be more or fewer."""
-    if plane.nbytes != wanted.nbytes:
-        return f"the {path} of {list(shape)} {word} takes {wanted.nbytes} bytes, found {plane.nbytes} {list(plane.shape)}"
     held, needed = ([extent for extent in extents if extent != 1] for extents in (plane.shape, wanted.shape))
-    if path != "code" and held != needed:
-        return f"the {path} of {list(shape)} {word} is {list(wanted.shape)}, found {list(plane.shape)}"
-    return ""
+    if plane.nbytes == wanted.nbytes and (path == "code" or held == needed):
+        return ""
+    named = f"`{plane.name}` " if isinstance(plane, RawTensor) else ""
+    return (
+        f"the {path} of {list(shape)} {word} is {list(wanted.shape)} {wanted.leaf} in {wanted.nbytes} bytes, "
+        f"found {named}{list(plane.shape)} in {plane.nbytes}"
+    )
 
 
 def viewed(plane: RawTensor | np.ndarray, wanted: Plane) -> np.ndarray:

@@ -114,12 +114,12 @@ def _nvfp4(matrix: np.ndarray, whole: float) -> tuple[np.ndarray, np.ndarray, np
 
 def modelopt_nvfp4(module: str, matrix: np.ndarray) -> Written:
     """P.weight U8, P.weight_scale F8_E4M3, P.weight_scale_2 F32 that multiplies; P.input_scale."""
-    whole = np.float32(np.abs(matrix).max() / 2688)
+    whole = np.array(np.abs(matrix).max() / 2688, np.float32)
     codes, scales, values = _nvfp4(matrix, float(whole))
     return {
         f"{module}.weight": _nibbles(codes),
         f"{module}.weight_scale": ("F8_E4M3", scales),
-        f"{module}.weight_scale_2": whole.reshape(()),
+        f"{module}.weight_scale_2": whole,
         f"{module}.input_scale": np.float32(0.5).reshape(()),
     }, values
 
