@@ -1,0 +1,241 @@
+"""Which nodes share a launch: named patterns, each with what it covers and where it rounds."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from poem.dtypes import Dtype
+from poem.graph import Graph, Node, Ref
+
+APPENDS = ("attn.kv_append", "attn.kv_append_shared")
+NORMS = ("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
+PRODUCTS = ("linear.matmul", "linear.lm_head")
+
+
+class Group(NamedTuple):
+    """Nodes that become one step. pattern: its name, or the op of a single node. nodes: ids in ascending order."""
+
+    pattern: str
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One way to cover several nodes.
+
+    covers: the nodes, in words. rounds: where the launch rounds; always where the nodes do. match: the ids of the nodes, given the first of
+    them, or None.
+    """
+
+    name: str
+    covers: str
+    rounds: str
+    match: Callable[["Uses", Node], tuple[int, ...] | None]
+
+
+class Uses:
+    """Who reads what in a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.outputs = frozenset(output.value for output in graph.outputs)
+        self._of: dict[Ref, list[int]] = {}
+        for node in graph.nodes:
+            for ref in references(node):
+                self._of.setdefault(ref, []).append(node.id)
+
+    def of(self, kind: Literal["value", "param", "cache"], id: int) -> list[int]:
+        """The nodes that refer to a value, weight or cache, in order."""
+        return self._of.get(Ref(kind, id), [])
+
+    def only_reader(self, value: int) -> Node | None:
+        """The node that alone reads a value that is no output, or None."""
+        readers = self.of("value", value)
+        return self.graph.nodes[readers[0]] if len(readers) == 1 and value not in self.outputs else None
+
+    def dies_at(self, value: int, node: Node) -> bool:
+        """Whether no later node and no output reads a value."""
+        return value not in self.outputs and self.of("value", value)[-1] == node.id and self.graph.values[value].producer[0] == "node"
+
+    def dtype(self, value: int) -> str:
+        type = self.graph.values[value].type
+        return "" if type is None else type.dtype
+
+
+def references(node: Node) -> list[Ref]:
+    """All references of a node, lists included."""
+    return [ref for operand in node.operands.values() for ref in (operand if isinstance(operand, list) else [operand]) if ref is not None]
+
+
+def operand(node: Node, name: str) -> Ref:
+    """A single operand that is given."""
+    found = node.operands[name]
+    assert isinstance(found, Ref), f"ops.{node.op} has no single operand {name}"
+    return found
+
+
+# -- the patterns ------------------------------------------------------------------------------
+def _add_norm(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    if node.op != "elemwise.residual_add":
+        return None
+    x, y, total = operand(node, "x").id, operand(node, "y").id, node.results[0]
+    norm = next((uses.graph.nodes[id] for id in uses.of("value", total) if uses.graph.nodes[id].op in NORMS), None)
+    in_place = x != y and uses.dies_at(y, node)
+    one_dtype = norm is not None and len({uses.dtype(value) for value in (x, y, total, norm.results[0])}) == 1
+    return (node.id, norm.id) if norm is not None and in_place and one_dtype else None
+
+
+def _product_glu(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    if node.op != "linear.matmul":
+        return None
+    gate = uses.only_reader(node.results[0])
+    if gate is None or gate.op != "linear.glu" or not is_plain_glu(gate) or uses.dtype(node.results[0]) != uses.dtype(gate.results[0]):
+        return None
+    return node.id, gate.id
+
+
+def is_plain_glu(node: Node) -> bool:
+    """Whether a glu has its gate and up projection in one operand, and no limits."""
+    return node.operands["up"] is None and all(node.attributes[name] is None for name in ("limit", "alpha", "beta", "up_cap"))
+
+
+def _rope_append(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    if node.op != "elemwise.rope" or not is_plain_rope(node) or len(node.results) != 2:
+        return None
+    append = uses.only_reader(node.results[1])
+    if append is None or append.op != "attn.kv_append" or operand(append, "k").id != node.results[1]:
+        return None
+    v = operand(append, "v")
+    maker = uses.graph.producer_of(v.id)
+    if maker is None or maker.id > node.id or uses.dtype(v.id) != uses.dtype(node.results[1]):
+        return None
+    return node.id, append.id
+
+
+def is_plain_rope(node: Node) -> bool:
+    """Whether a rope pairs channel i with i + R/2 of the first R, by one position a row, with frequencies known beforehand."""
+    scaling = node.attributes["scaling"] or {}
+    return node.attributes["form"] == "half" and node.attributes["part"] == "first" and scaling.get("use") != "auto"
+
+
+def _joined(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    """Products of one operand, each read only by a rope_append, by way of a bias or not."""
+    if node.op != "linear.matmul" or not _is_joinable(uses, node):
+        return None
+    found: list[int] = []
+    for id in uses.of("value", operand(node, "x").id):
+        other = uses.graph.nodes[id]
+        alike = other.op == node.op and _weight_dtype(uses, other) == _weight_dtype(uses, node)
+        chain = _towards_append(uses, other) if alike and uses.dtype(other.results[0]) == uses.dtype(node.results[0]) else None
+        if chain is not None and _is_joinable(uses, other):
+            found += chain
+    products = [id for id in found if uses.graph.nodes[id].op == node.op]
+    biased = len(found) - len(products)
+    return tuple(sorted(found)) if len(products) == 3 and biased in (0, 3) else None
+
+
+def _is_joinable(uses: Uses, node: Node) -> bool:
+    """Whether the rows of a product's weight may lie behind those of another's: plain floats, used here only."""
+    weight = operand(node, "w")
+    return Dtype(uses.graph.params[weight.id].dtype).is_float and len(uses.of("param", weight.id)) == 1
+
+
+def _weight_dtype(uses: Uses, node: Node) -> str:
+    return uses.graph.params[operand(node, "w").id].dtype
+
+
+def _towards_append(uses: Uses, product: Node) -> list[int] | None:
+    """A product and perhaps the addition of a bias, if a rope_append alone reads the result."""
+    chain, reader = [product.id], uses.only_reader(product.results[0])
+    if reader is not None and reader.op == "elemwise.add_bias":
+        if len(uses.of("param", operand(reader, "bias").id)) != 1:
+            return None
+        chain.append(reader.id)
+        reader = uses.only_reader(reader.results[0])
+    if reader is not None and reader.op == "elemwise.rope":
+        return chain if _rope_append(uses, reader) else None
+    if reader is not None and reader.op == "attn.kv_append":
+        rope = uses.graph.producer_of(operand(reader, "k").id)
+        return chain if rope is not None and _rope_append(uses, rope) else None
+    return None
+
+
+# The first that matches a node takes it.
+PATTERNS = (
+    Pattern(
+        "add_rmsnorm", "elemwise.residual_add whose residual is read no more, and an rmsnorm of the sum",
+        "the sum to its dtype, which is what is normed; the norm to its dtype", _add_norm,
+    ),
+    Pattern(
+        "joined_matmul", "the three linear.matmul of one operand, with or without elemwise.add_bias, whose results go to one rope_append",
+        "each product to its dtype, and each sum with a bias", _joined,
+    ),
+    Pattern(
+        "matmul_glu", "linear.matmul and the linear.glu of its result", "gate and up to their dtype, then the result to its dtype",
+        _product_glu,
+    ),
+    Pattern(
+        "rope_append", "elemwise.rope of q and k, and the attn.kv_append of k and v",
+        "q and k to their dtype, then k and v as the cache casts them", _rope_append,
+    ),
+)  # fmt: skip
+
+
+def grouped(graph: Graph, patterns: Sequence[Pattern] = PATTERNS) -> list[Group]:
+    """Every node in one group, in an order in which they can run.
+
+    A group runs as early as what it reads allows; among those that can run, the one with the lowest node comes first. A pattern
+    that would have to wait for its own result is left out.
+    """
+    uses = Uses(graph)
+    groups: list[Group] = []
+    taken: set[int] = set()
+    for node in graph.nodes:
+        if node.id in taken:
+            continue
+        matched = ((pattern.name, pattern.match(uses, node)) for pattern in patterns)
+        found = next((Group(name, nodes) for name, nodes in matched if nodes is not None and not taken & set(nodes)), None)
+        group = found or Group(node.op, (node.id,))
+        groups.append(group)
+        taken |= set(group.nodes)
+    while True:
+        order, stuck = _ordered(uses, groups)
+        if not stuck:
+            return order
+        broken = next(group for group in stuck if len(group.nodes) > 1)
+        groups = [group for group in groups if group != broken]
+        groups += [Group(graph.nodes[id].op, (id,)) for id in broken.nodes]
+
+
+def _ordered(uses: Uses, groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """The groups in order, and those that wait for each other."""
+    owner = {id: number for number, group in enumerate(groups) for id in group.nodes}
+    waits, followers = [0] * len(groups), [set[int]() for _ in groups]
+    for number, group in enumerate(groups):
+        for before in {owner[before] for id in group.nodes for before in _before(uses, uses.graph.nodes[id], group)} - {number}:
+            followers[before].add(number)
+            waits[number] += 1
+    ready = [(group.nodes[0], number) for number, group in enumerate(groups) if not waits[number]]
+    order = []
+    while ready:
+        _, number = heapq.heappop(ready)
+        order.append(groups[number])
+        for follower in followers[number]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                heapq.heappush(ready, (groups[follower].nodes[0], follower))
+    return order, [group for number, group in enumerate(groups) if waits[number]]
+
+
+def _before(uses: Uses, node: Node, group: Group) -> set[int]:
+    """Nodes that must run before a node of a group: makers of operands, earlier ops on a cache, earlier readers of what is overwritten."""
+    found = set()
+    for ref in references(node):
+        if ref.kind == "value" and (maker := uses.graph.producer_of(ref.id)) is not None:
+            found.add(maker.id)
+        elif ref.kind == "cache":
+            found |= {id for id in uses.of("cache", ref.id) if id < node.id}
+    if group.pattern == "add_rmsnorm" and node.op == "elemwise.residual_add":
+        found |= {id for id in uses.of("value", operand(node, "y").id) if id != node.id}
+    return found
