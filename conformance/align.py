@@ -165,11 +165,7 @@ class _Aligner:
                     self.add(f"attention.{layer}.{name}", operand.id, consumer=append.id, decides=False)  # type: ignore[union-attr]
 
     def hidden(self) -> None:
-        """What each layer is handed, and what the head is: transformers puts the last hidden state after the final norm.
-
-        Where the shapes do not tell, the last state of a class that leaves it before the norm shows as a difference that
-        heals (see `forced`).
-        """
+        """What each layer is handed, and what the head is: most classes of transformers put the last state after the final norm."""
         last = max((int(name[7:]) for name in self.shapes if re.fullmatch(r"hidden\.\d+", name)), default=-1)
         layer = 0
         for fold in self.graph.folds:
@@ -177,28 +173,15 @@ class _Aligner:
                 if layer < last:
                     self._hidden(f"hidden.{layer}", carried, layer)
                 layer += 1
-        head = self.head()
+        head = head_of(self.graph)
         if head is not None and last >= 0:
-            operand = first_value(head)
-            assert operand is not None
-            self.add(f"hidden.{last}", operand, consumer=head.id)
+            self.add(f"hidden.{last}", first_value(head), consumer=head.id)
 
     def _hidden(self, name: str, carried: Sequence[int], layer: int) -> None:
         for value in carried:
             readers = [node for node in self.readers.get(("value", value), []) if self.layers.get(node.id, -1) >= layer]
             if readers:
                 self.add(name, value, consumer=readers[0].id)
-
-    def head(self) -> Node | None:
-        """The node that makes logits out of the last hidden state: the last product before the output."""
-        outputs = [output for output in self.graph.outputs if output.name == "logits"] or list(self.graph.outputs[:1])
-        value = outputs[0].value if outputs else None
-        while value is not None:
-            node = self.graph.producer_of(value)
-            if node is None or node.op in ("linear.lm_head", "linear.matmul"):
-                return node
-            value = first_value(node)
-        return None
 
     def logits(self) -> None:
         for output in self.graph.outputs:
@@ -249,6 +232,18 @@ def layers_of(graph: Graph) -> dict[int, int]:
         starts.append(total)
         total += len(fold.carried) - 1
     return {node.id: starts[node.layer[0]] + node.layer[1] for node in graph.nodes if node.layer is not None}
+
+
+def head_of(graph: Graph) -> Node | None:
+    """The node that makes logits out of the last hidden state: the last product before the output."""
+    named = [output.value for output in graph.outputs if output.name == "logits"]
+    value = named[0] if named else None
+    while value is not None:
+        node = graph.producer_of(value)
+        if node is None or node.op in ("linear.lm_head", "linear.matmul"):
+            return node
+        value = first_value(node)
+    return None
 
 
 def layer_in(name: str) -> int | None:

@@ -8,14 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from conformance.align import Alignment, Landing, Point, align, layers_of
+from conformance.align import Alignment, Landing, Point, align, first_value, head_of, layers_of
 from conformance.arithmetic import NATIVE_AND_ORIGINAL, ORIGINAL, PRECISION
 from conformance.bounds import BOUNDS
 from conformance.forced import Difference, Forced, run_forced
 from conformance.golden import Golden
 from conformance.greedy import Decoded, compare_ids, decode
 from conformance.locate import locate
-from conformance.metrics import fractions, measure, scaled_ulps, ulp_distance
+from conformance.metrics import fractions, measure, nmse, scaled_ulps, ulp_distance
 from conformance.operands import Operands, Weights
 from conformance.perturbed import Perturbed, factor_for, run_perturbed
 from conformance.report import Comparison, Fault, Greedy, Line, Op, Row, Verdict
@@ -25,6 +25,7 @@ from poem.dtypes.tensor import Tensor
 from poem.errors import Frame, UsageError
 from poem.graph import Graph
 
+CERTAIN = 1e-3  # one of two tensors is meant when its NMSE is smaller by this factor
 LOCATED = 6  # how many differences are traced to an op; more follow from these or are the same line in other layers
 Texts = Mapping[str, str]
 _SINGLE = 2.0**-24
@@ -33,15 +34,15 @@ _SINGLE = 2.0**-24
 class Subject:
     """A deployment with its weights, and an original to compare it with.
 
-    texts: the `.poem` files by name. selected: which tensors are judged. seed: of the perturbed runs.
-    twin: a subject whose ops are the same in exact mode, so that its exact runs serve here too.
+    landings: says which checkpoint tensor lands where. texts: the `.poem` files by name. selected: which tensors are judged.
+    seed: of the perturbed runs. twin: a subject whose ops are the same in exact mode, so that its exact runs serve here too.
     """
 
     def __init__(
         self,
         graph: Graph,
         tensors: Mapping[str, Tensor],
-        landings: Sequence[Landing],
+        landings: Callable[[], Sequence[Landing]],
         golden: Golden,
         texts: Texts,
         *,
@@ -61,7 +62,19 @@ class Subject:
         if self._twin is not None:
             return self._twin.alignment
         shapes = {name: shape for name, shape in self.golden.shapes.items() if not name.startswith("greedy.")}
-        return align(self.graph, self._landings, shapes)
+        found = align(self.graph, self._landings(), shapes)
+        return replace(found, points=tuple(self._before_norm(point) for point in found.points))
+
+    def _before_norm(self, point: Point) -> Point:
+        """The last hidden state of a class that keeps it before the final norm, which the exact run tells."""
+        if point.name != f"hidden.{self.golden.layers}" or not self.graph.folds:
+            return point
+        before = self.graph.folds[-1].carried[-1][0]
+        want = self.golden.expected[point.name]
+        after, early = (self.perturbed.exact[value][: len(want)] for value in (point.value, before))
+        if early.shape == want.shape and nmse(early, want) < CERTAIN * nmse(after, want):
+            return replace(point, value=before, consumer=None)
+        return point
 
     @cached_property
     def _weights(self) -> Weights:
@@ -111,7 +124,11 @@ class Subject:
 
     @cached_property
     def _watched(self) -> frozenset[int]:
-        return frozenset(point.value for point in self._shown) | {self._logits}
+        """What the whole run shows: what layers carry, what the head is handed, the logits."""
+        carried = {values[0] for fold in self.graph.folds for values in fold.carried if values}
+        head = head_of(self.graph)
+        handed = first_value(head) if head is not None else None
+        return frozenset(carried | {self._logits} | ({handed} if handed is not None else set()))
 
     @cached_property
     def _logits(self) -> int:
@@ -166,7 +183,7 @@ class Subject:
     def compare_modes(self) -> Comparison:
         """Native mode against exact mode, where there is no original: what rounding alone may do."""
         start = time.perf_counter()
-        values = [fold_value for fold in self.graph.folds for carried in fold.carried for fold_value in carried[:1]]
+        values = [carried[0] for fold in self.graph.folds for carried in fold.carried if carried]
         run = run_perturbed(self._exact, self._weights, self.golden.tokens, {*values, self._logits}, sources=["native"], seed=self.seed)
         native = decode(self._native, self.golden.tokens, len(self.golden.tokens), frozenset(run.exact)).watched
         factor = factor_for(sum(array.size for array in run.exact.values()))

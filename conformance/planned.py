@@ -27,10 +27,8 @@ def inexact(plan: ImportPlan) -> str:
 
 def subject_of(plan: ImportPlan, graph: Graph, golden: Golden, options: Options, twin: Subject | None = None) -> Subject:
     """What a plan gives, to be compared with a golden. twin: another deployment of the model, whose exact runs may serve."""
-    return Subject(
-        graph, _Kept(plan.weights), landings_of(plan), golden, plan.package.files, seed=options.seed, selected=_selection(options.only),
-        twin=twin,
-    )  # fmt: skip
+    weights, files, selected = _Kept(plan.weights), plan.package.files, _selection(options.only)
+    return Subject(graph, weights, lambda: landings_of(plan), golden, files, seed=options.seed, selected=selected, twin=twin)
 
 
 def _selection(pattern: str | None) -> Callable[[str], bool]:

@@ -1,4 +1,4 @@
-"""Tracing the deployments that are not compared: in a process beside this one where there is a core for it."""
+"""Tracing the deployments that are not compared: in processes beside this one, where there are cores for them."""
 
 import os
 import pickle
@@ -23,35 +23,51 @@ def traced(graph: Graph) -> Trace:
 def trace_beside(package: "Package", deployments: "Sequence[Deployment]") -> Callable[[], list[Trace]]:
     """Start tracing. The function returned gives the outcome, in order; it raises PackageError for a deployment that cannot be
     traced."""
-    if len(deployments) < WORTH_A_PROCESS or not hasattr(os, "fork") or (os.cpu_count() or 1) < 2:
+    cores = os.cpu_count() or 1
+    if cores < 2 or not hasattr(os, "fork") or len(deployments) < WORTH_A_PROCESS:
         return lambda: _here(package, deployments)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        # Only Starlark and Python run here, and nothing outlives the pipe: no handler, no buffer of the parent is touched.
-        os.close(reading)
-        try:
-            found = pickle.dumps((_here(package, deployments), package.notes))
-        except BaseException:
-            found = b""  # the parent meets the fault itself, with its traceback
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(found)
-        os._exit(0)
-    os.close(writing)
+    count = min(cores, len(deployments) // WORTH_A_PROCESS)
+    parts = [_Part(package, deployments[place::count]) for place in range(count)]
 
     def outcome() -> list[Trace]:
-        with os.fdopen(reading, "rb") as pipe:
-            found = pipe.read()
-        os.waitpid(child, 0)
-        if not found:
-            return _here(package, deployments)
-        traces, notes = pickle.loads(found)
-        for note in notes:
-            package.note(note)
-        return list(traces)
+        by_name = {trace.deployment: trace for part in parts for trace in part.outcome()}
+        return [by_name[deployment.name] for deployment in deployments]
 
     return outcome
 
 
 def _here(package: "Package", deployments: "Sequence[Deployment]") -> list[Trace]:
     return [traced(package.trace(deployment)) for deployment in deployments]
+
+
+class _Part:
+    """Some deployments, traced by a forked process."""
+
+    def __init__(self, package: "Package", deployments: "Sequence[Deployment]") -> None:
+        self.package, self.deployments = package, deployments
+        self.reading, writing = os.pipe()
+        self.child = os.fork()
+        if self.child:
+            os.close(writing)
+            return
+        # Only Starlark and Python run here, and nothing is left behind: no handler, no buffer of the parent is touched. Where this
+        # fails the pipe stays empty, and the parent meets the fault itself, with its place.
+        try:
+            found = pickle.dumps((_here(package, deployments), package.notes))
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(found)
+        finally:
+            os._exit(0)
+
+    def outcome(self) -> list[Trace]:
+        """Wait for the process."""
+        with os.fdopen(self.reading, "rb") as pipe:
+            found = pipe.read()
+        os.waitpid(self.child, 0)
+        try:
+            traces, notes = pickle.loads(found)
+        except (EOFError, pickle.UnpicklingError):
+            return _here(self.package, self.deployments)
+        for note in notes:
+            self.package.note(note)
+        return list(traces)

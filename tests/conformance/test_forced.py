@@ -15,7 +15,7 @@ from tests.conformance.dense import LINES, MINIS, Change, dense, folder
 
 def subject(mini: str, dtype: str = "bf16", change: Change | None = None, golden: Golden | None = None) -> Subject:
     graph, _, landings, weights = dense(mini, dtype, change)
-    return Subject(graph, weights, landings, golden or open_golden(folder(mini)), {})
+    return Subject(graph, weights, lambda: landings, golden or open_golden(folder(mini)), {})
 
 
 def on(line: str, place: int, value: Any, layer: int | None = None) -> Callable[[], Change]:
@@ -128,6 +128,14 @@ def test_scaling_the_embedding_beside_the_table_is_no_fault_when_what_follows_ag
     scaled = Golden("", golden.tokens, {**golden.expected, name: golden.expected[name] * np.float32(0.5)}, {})
     found = subject("llama31-mini", golden=scaled).compared("exact")
     assert found.verdict == "agrees", shown(found)
+
+
+def test_the_last_hidden_state_of_a_class_that_keeps_it_before_the_norm_is_compared_there() -> None:
+    golden = open_golden(folder("llama31-mini"))
+    before = Golden("", golden.tokens, {**golden.expected, "hidden.2": golden.expected["module.model.norm.input"]}, {})
+    found = subject("llama31-mini", golden=before).compared("exact")
+    assert found.verdict == "agrees", shown(found)
+    assert next(row for row in found.rows if row.tensor == "hidden.2").fraction < 1.0
 
 
 def test_every_module_and_attention_tensor_of_the_minis_has_a_counterpart() -> None:
