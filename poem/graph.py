@@ -5,7 +5,6 @@ values, params, caches or the `inputs` handle through `Ref`; attributes are plai
 `where` never takes part in equality: a comment or a moved line changes no graph.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -162,6 +161,8 @@ class Graph:
 
     @cached_property
     def _digest(self) -> str:
+        import hashlib  # loads OpenSSL, which most uses of a graph do without
+
         return hashlib.sha256(self.canonical().encode()).hexdigest()
 
     def digest(self) -> str:

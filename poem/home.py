@@ -1,6 +1,5 @@
 """POEM_HOME: where a user's own packages live, and where the shipped ones are copied."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -48,9 +47,9 @@ def _copy(shipped: Path, models: Path) -> list[str]:
         if known is not None and known["source"] == stamp and target.is_file():
             continue
         content = source.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
+        digest = _digest(content)
         if target.exists():
-            present = hashlib.sha256(target.read_bytes()).hexdigest()
+            present = _digest(target.read_bytes())
             if present != digest and (known is None or present != known["digest"]):
                 warnings.append(f"{target} was edited and is left alone; the shipped {name} is newer")
                 continue
@@ -62,6 +61,12 @@ def _copy(shipped: Path, models: Path) -> list[str]:
     if record != before:
         _write(models / RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
     return warnings
+
+
+def _digest(content: bytes) -> str:
+    import hashlib  # loads OpenSSL; at most starts nothing has to be hashed
+
+    return hashlib.sha256(content).hexdigest()
 
 
 def _stamp(path: Path) -> list[int]:

@@ -4,12 +4,11 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import starlark
 
 from poem.errors import PackageError
-from poem.formats.declared import Format, Pair, ReadStatement, Recognition, Source
 from poem.graph import Graph
 from poem.language import host
 from poem.language.declarations import Deployment, Layout, Model, Published
@@ -20,6 +19,9 @@ from poem.language.loading import Loaded, load
 from poem.language.names import parse_deployment_name
 from poem.language.search_path import ModulesInTexts, ModulesOnDisk, default_roots, find_package, read_text
 from poem.tracer import Tracer
+
+if TYPE_CHECKING:
+    from poem.formats.declared import Format, Pair, ReadStatement, Recognition, Source
 
 # What runs a phase: `m` and the formats stay in the module from one driver to the next.
 _DRIVERS = {
@@ -96,7 +98,7 @@ class Package:
                 self.note(f"{trace.deployment.name}: {note}")
             return trace.tracer.graph()
 
-    def read_formats(self, deployment: Deployment | str, source: Source | None) -> list[Format]:
+    def read_formats(self, deployment: Deployment | str, source: "Source | None") -> "list[Format]":
         """What `formats(m)` declares for a deployment, to be asked against `source`; None where no checkpoint is open.
 
         Raises PackageError (`formats.*`); without a source also `formats.no-checkpoint`.
@@ -127,7 +129,7 @@ def _paused_collection() -> Iterator[None]:
 class _Trace:
     """One evaluation of layout, and what runs on its result."""
 
-    def __init__(self, package: Package, deployment: Deployment, source: Source | None = None) -> None:
+    def __init__(self, package: Package, deployment: Deployment, source: "Source | None" = None) -> None:
         self.package, self.deployment, self.source = package, deployment, source
         self.tracer = Tracer(package.name, deployment.model.id, deployment.name, LIMITS.nodes)
         self.module = starlark.Module()
@@ -146,7 +148,7 @@ class _Trace:
 class _Formats:
     """The formats of a deployment, kept on the Starlark side until they are asked."""
 
-    def __init__(self, package: Package, deployment: Deployment, source: Source | None) -> None:
+    def __init__(self, package: Package, deployment: Deployment, source: "Source | None") -> None:
         self.package, self.deployment, self.source = package, deployment, source
         self._trace: _Trace | None = None
         self._formats: list[Any] = []
@@ -158,11 +160,13 @@ class _Formats:
             self._trace = trace
         return self._trace
 
-    def declared(self) -> list[Format]:
+    def declared(self) -> "list[Format]":
         self._evaluated()
         return [self._format(index) for index in range(len(self._formats))]
 
-    def _format(self, index: int) -> Format:
+    def _format(self, index: int) -> "Format":
+        from poem.formats.declared import Format
+
         of = self._formats[index]
         return Format(of.name, of.where, of.states, self._recognizes(index) if of.recognizes else None, lambda: self._read(index))
 
@@ -173,7 +177,9 @@ class _Formats:
         self._trace = trace
         return evaluation
 
-    def _recognizes(self, index: int) -> Callable[[], Recognition]:
+    def _recognizes(self, index: int) -> "Callable[[], Recognition]":
+        from poem.formats.declared import Recognition
+
         def recognizes() -> Recognition:
             try:
                 answer = self._ask(f"recognize(declared, {index})\n", index).delivered["answer"]
@@ -187,7 +193,7 @@ class _Formats:
 
         return recognizes
 
-    def _read(self, index: int) -> tuple[Pair | ReadStatement, ...]:
+    def _read(self, index: int) -> "tuple[Pair | ReadStatement, ...]":
         return tuple(self._ask(f"read_format(declared, {index})\n", index).delivered.get("statements", ()))
 
 

@@ -6,13 +6,15 @@ The current `Evaluation` is kept in a context variable, so that frozen modules m
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from poem.errors import Frame, PackageError, PoemError
-from poem.formats.declared import Source
 from poem.language.declarations import Deployment
 from poem.language.frames import user_frames
 from poem.tracer import Tracer
+
+if TYPE_CHECKING:
+    from poem.formats.declared import Source
 
 Phase = Literal["load", "layout", "formats", "caches", "forward", "media"]
 PHASES: tuple[Phase, ...] = ("load", "layout", "formats", "caches", "forward", "media")

@@ -13,7 +13,6 @@ import starlark
 from poem.errors import PoemError
 from poem.language.builtins import CALLABLES
 from poem.language.evaluation import CURRENT, Evaluation
-from poem.language.host_errors import translate
 from poem.language.limits import LIMITS
 
 PRELUDE = "@poem"
@@ -111,6 +110,8 @@ def run(
 
 def refusal(evaluation: Evaluation, fault: BaseException) -> PoemError:
     """The PoemError for whatever stopped an evaluation."""
+    from poem.language.host_errors import translate  # its patterns are only compiled for a package that fails
+
     if isinstance(evaluation.interruption, (KeyboardInterrupt, SystemExit)):
         raise evaluation.interruption
     if evaluation.interruption is not None:

@@ -10,7 +10,6 @@ from poem.errors import Frame, PackageError
 from poem.language import host
 from poem.language.declarations import Deployment, Model, Published
 from poem.language.evaluation import Evaluation
-from poem.language.host_errors import translate
 from poem.language.limits import LIMITS
 from poem.language.manifest import DeclaredDeployment, check_deployments, check_models, check_published, elements
 from poem.language.nesting import check_nesting
@@ -128,6 +127,8 @@ class _Loader:
 
 
 def _parse_error(evaluation: Evaluation, told: str) -> PackageError:
+    from poem.language.host_errors import translate
+
     error = translate(evaluation, told)
     if error.code == "load.error":
         error.code = "load.parse"

@@ -4,7 +4,6 @@ import math
 from typing import Annotated, Any
 
 from poem.dtypes import Dtype
-from poem.formats.declared import Expression, State, is_expression
 from poem.language.binding import Unfit, Wants
 from poem.language.declarations import Model, Template, TokenizerContract
 from poem.language.evaluation import Foreign
@@ -35,8 +34,10 @@ def kind_of(given: Any) -> str:
     else:
         word = {
             "Model": "model", "Template": "template", "TokenizerContract": "tokenizer", "Deployment": "deployment",
-            "Published": "published", "Declared": "format", "State": "stated value",
-        }.get(type(given).__name__) or ("expression" if is_expression(given) else kind_word(given))  # fmt: skip
+            "Published": "published", "DeclaredDeployment": "deployment", "Declared": "format", "State": "stated value",
+        }.get(type(given).__name__) or kind_word(given)  # fmt: skip
+        if type(given).__module__ == "poem.formats.declared" and word != "stated value":
+            word = "expression"
     return with_article(word)
 
 
@@ -49,7 +50,8 @@ def _instance(cls: Any) -> Any:
     return convert
 
 
-def _text(given: Any) -> str:
+def text(given: Any) -> str:
+    """A string."""
     if not isinstance(given, str):
         raise Unfit
     return given
@@ -125,7 +127,7 @@ def listed(word: str, convert: Any, least: int = 0) -> Wants:
     return Wants(word, convert_all)
 
 
-_groups = listed("a list of lists of strings", listed("a list of strings", _text).convert)
+_groups = listed("a list of lists of strings", listed("a list of strings", text).convert)
 
 
 def _ids(given: Any) -> dict[str, int]:
@@ -151,12 +153,6 @@ def _dtypes(given: Any) -> tuple[Any, ...]:
     return tuple(listed_dtypes)
 
 
-def _expression(given: Any) -> Expression:
-    if not is_expression(given):
-        raise Unfit
-    return given
-
-
 def _stated(given: Any) -> Any:
     if isinstance(given, float):
         return number(given)
@@ -175,19 +171,11 @@ def _function(given: Any) -> Any:
     return given
 
 
-def _template(given: Any) -> Any:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, (list, tuple)):
-        return listed("a list of names", _text, 1).convert(given)
-    return _expression(given)
-
-
-Text = Annotated[str, Wants("a string", _text)]
-Texts = Annotated[tuple[str, ...], listed("a list of strings", _text)]
-Names = Annotated[tuple[str, ...], listed("a list of names", _text, 1)]
+Text = Annotated[str, Wants("a string", text)]
+Texts = Annotated[tuple[str, ...], listed("a list of strings", text)]
+Names = Annotated[tuple[str, ...], listed("a list of names", text, 1)]
 Groups = Annotated[tuple[tuple[str, ...], ...], _groups]
-Rows = Annotated[tuple[tuple[str, ...], ...], listed("a list of lists of names", listed("a list of names", _text, 1).convert, 1)]
+Rows = Annotated[tuple[tuple[str, ...], ...], listed("a list of lists of names", listed("a list of names", text, 1).convert, 1)]
 Ids = Annotated[dict[str, int], Wants("a dict of token ids by token", _ids)]
 GroupsByPart = Annotated[dict[str, tuple[tuple[str, ...], ...]], Wants("a dict of groups by part", _groups_by_part)]
 Flag = Annotated[bool, Wants("True or False", _flag)]
@@ -207,11 +195,7 @@ OfDtypes = Annotated[tuple[Any, ...], Wants("a dtype or a list of dtypes", _dtyp
 OfTemplate = Annotated[Template, Wants("a template", _instance(Template))]
 OfTokenizer = Annotated[TokenizerContract, Wants("a tokenizer", _instance(TokenizerContract))]
 OfModel = Annotated[Model, Wants("a model", _instance(Model))]
-OfExpression = Annotated[Any, Wants("an expression", _expression)]
-Expressions = Annotated[tuple[Any, ...], listed("a list of expressions", _expression, 1)]
-StackedPart = Annotated[Any, Wants("a name, a list of names or an expression", _template)]
 Stated = Annotated[Any, Wants("a number, a bool or a string", _stated)]
-States = Annotated[tuple[State, ...], listed("a list of stated values", _instance(State))]
 Function = Annotated[Any, Wants("a function", _function)]
 Anything = Annotated[Any, Wants("a value", _anything)]
 OfWeight = Annotated[Weight, Wants("a weight", _instance(Weight))]

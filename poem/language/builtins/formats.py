@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import starlark
 
@@ -35,6 +35,7 @@ from poem.formats.declared import (
     is_expression,
     parts_of,
 )
+from poem.language.binding import Unfit, Wants
 from poem.language.builtins.record import builtin, entry, handle
 from poem.language.evaluation import Call, Evaluation, Foreign
 from poem.language.frames import user_frames
@@ -42,7 +43,6 @@ from poem.language.values import (
     Anything,
     Count,
     Counts,
-    Expressions,
     Flag,
     Function,
     Integer,
@@ -50,22 +50,48 @@ from poem.language.values import (
     Names,
     Number,
     OfDtype,
-    OfExpression,
     PlainNumber,
     PlainNumbers,
     Size,
     Sizes,
-    StackedPart,
     Stated,
-    States,
     Text,
     kind_of,
+    listed,
+    text,
 )
 from poem.language.values import Rows as RowsOfNames
 from poem.ops.operands import Weight
 from poem.suggest import did_you_mean
 
 Made = starlark.OpaquePythonObject
+
+
+def _expression(given: Any) -> Expression:
+    if not is_expression(given):
+        raise Unfit
+    return given
+
+
+def _state(given: Any) -> State:
+    if not isinstance(given, State):
+        raise Unfit
+    return given
+
+
+_names = listed("a list of names", text, 1)
+
+
+def _stacked(given: Any) -> Any:
+    if isinstance(given, str):
+        return given
+    return _names.convert(given) if isinstance(given, (list, tuple)) else _expression(given)
+
+
+OfExpression = Annotated[Any, Wants("an expression", _expression)]
+Expressions = Annotated[tuple[Any, ...], listed("a list of expressions", _expression, 1)]
+StackedPart = Annotated[Any, Wants("a name, a list of names or an expression", _stacked)]
+States = Annotated[tuple[State, ...], listed("a list of stated values", _state)]
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Builtins of the layout phase: weights, their cuts, and the walk that names them."""
 
-import ast
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -200,11 +200,14 @@ def too_many(evaluation: Evaluation) -> None:
     raise evaluation.error("budget.size", f"the struct that layout returned holds more than {LIMITS.visited} things")
 
 
+_AS_JSON = str.maketrans("()", "[]")
+
+
 @lru_cache(maxsize=4096)
 def _facts(key: str) -> tuple[tuple[int, ...], Dtype, Cut | None, bool]:
     """Shape, dtype, cut and registered of a weight, from the text of its `_key`."""
-    shape, dtype, cut_facts, registered = ast.literal_eval(key)
-    return shape, Dtype(dtype), Cut(*cut_facts) if cut_facts else None, registered
+    shape, dtype, cut_facts, registered = json.loads(key.translate(_AS_JSON).replace(",]", "]").replace("None", "null").lower())
+    return tuple(shape), Dtype(dtype), Cut(cut_facts[0], *map(tuple, cut_facts[1:])) if cut_facts else None, registered
 
 
 @entry

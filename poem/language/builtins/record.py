@@ -1,5 +1,6 @@
 """The registry of builtins: each is a Python function whose signature gives parameters, kinds and defaults."""
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -93,8 +94,15 @@ def entry(function: Callable[..., Any]) -> Callable[..., Any]:
 @entry
 def call(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Every builtin that is called through Python."""
-    found = BUILTINS[name]
+    found = BUILTINS.get(name) or _load_later(name)
     return found.call(Call(evaluation, found.shown, stack), args, kwargs)
+
+
+def _load_later(name: str) -> Builtin:
+    """A builtin whose module is loaded when it is first called: most runs never import a checkpoint."""
+    importlib.import_module("poem.language.builtins.formats")
+    importlib.import_module("poem.language.builtins.media")
+    return BUILTINS[name]
 
 
 def handle(item: Any, key: str, **fields: Any) -> dict[str, Any]:
