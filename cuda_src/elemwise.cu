@@ -119,18 +119,6 @@ __global__ void __launch_bounds__(256) rmsnorm_per_head(const T* __restrict__ x,
 }
 
 // --------------------------------------------------------------------------------------------------------------- gated units
-enum Activation { SILU, GELU_TANH, GELU };
-
-// 1 / (1 + e^-x) without overflow, so that x * sigma(x) keeps its accuracy for large negative x.
-POEM_DEVICE float sigmoid(float x) {
-  const float e = expf(-fabsf(x));
-  return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
-}
-template <Activation ACT> POEM_DEVICE float activated(float x) {
-  if constexpr (ACT == SILU) return x * sigmoid(x);
-  else if constexpr (ACT == GELU) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-  else return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
-}
 // out[n, c] = act(x[n, c]) * x[n, inter + c]: x is [rows, 2 inter], the gate in the first half of a row. The grid strides over all packs.
 template <class T, int VEC, Activation ACT>
 __global__ void __launch_bounds__(256) glu(const T* __restrict__ x, T* __restrict__ out, int rows, int inter) {

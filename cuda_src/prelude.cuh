@@ -38,6 +38,7 @@ typedef unsigned long long uint64_t;
 
 #include "prelude/numbers.cuh"
 #include "prelude/functions.cuh"
+#include "prelude/activations.cuh"
 #include "prelude/memory.cuh"
 #include "prelude/mma.cuh"
 #include "prelude/barriers.cuh"
