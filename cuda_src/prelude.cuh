@@ -41,6 +41,7 @@ typedef unsigned long long uint64_t;
 #include "prelude/activations.cuh"
 #include "prelude/memory.cuh"
 #include "prelude/mma.cuh"
+#include "prelude/packed.cuh"
 #include "prelude/barriers.cuh"
 #include "prelude/tma.cuh"
 #include "prelude/wgmma.cuh"

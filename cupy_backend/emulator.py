@@ -1,14 +1,15 @@
 """The device `emu`: runs launches on the CPU, fast or checked, in a chosen or random order (docs/emulator.md)."""
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +26,8 @@ ALIGNMENT = 256  # of every allocation, as on a GPU
 GUARD = 4096  # bytes between the arguments of a checked launch, so that no overrun ends in another argument
 POISON = 0xFF  # NaN in every float format that has one
 HOPPER_FP8_BITS = 13
+SHARE = 4  # kernels of a file that are worth a compiler of their own
+RUNTIME_FLAGS: tuple[str, ...] = ("-O3",)  # with -DPOEM_UCONTEXT fibers switch as on machines other than x86-64
 _CTYPES = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float}
 _one_at_a_time = threading.Lock()  # the emulated machine is one per process
 
@@ -74,30 +77,37 @@ class _Statistics(ctypes.Structure):
 
 
 @lru_cache
-def runtime(flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The emulator, built on first use. `-DPOEM_UCONTEXT` switches fibers as machines other than x86-64 do.
-
-    KernelError if there is no g++.
-    """
+def runtime() -> ctypes.CDLL:
+    """The emulator, built on first use. KernelError if there is no g++."""
     files = sorted((sources.folder() / "emu").glob("*.cpp"))
     text = "".join(f'#include "{path}"\n' for path in files)  # one translation unit: the headers are read once
-    library = host_compiler.build_library("emulator", text, ("-O2", *flags), sources.emulator_digest())
+    library = host_compiler.build_library("emulator", text, RUNTIME_FLAGS, sources.emulator_digest())
     loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # kernels find the emulator's functions by name
     loaded.poem_error.restype = ctypes.c_char_p
     return loaded
 
 
-@cache
-def _library(path: Path, kernel: str, mode: Mode) -> ctypes.CDLL:
-    text = (
-        f'#include "{path}"\n'
-        f'#define POEM_EXPORT extern "C" __attribute__((visibility("default")))\n'
-        f"POEM_EXPORT void poem_entry(void** arguments) {{ poem::emu::Bind<&{kernel}>::call(arguments); }}\n"
-        f"POEM_EXPORT int poem_sizes(uint32_t* sizes) {{ return poem::emu::Bind<&{kernel}>::sizes(sizes); }}\n"
-    )
+class _Kernel(NamedTuple):
+    """A compiled kernel: its entry point, and the function that tells the sizes of its parameters."""
+
+    entry: Any
+    sizes: Any
+
+
+_kernels: dict[tuple[Path, str, Mode], _Kernel] = {}  # of this process
+
+
+def _compile(path: Path, kernels: Sequence[str], mode: Mode) -> None:
+    """Makes kernels of one file callable: one library, from the cache on disk if it is there."""
+    text = f'#include "{path}"\n#define POEM_EXPORT extern "C" __attribute__((visibility("default")))\n'
+    for i, kernel in enumerate(kernels):
+        text += f"POEM_EXPORT void poem_entry_{i}(void** arguments) {{ poem::emu::Bind<&{kernel}>::call(arguments); }}\n"
+        text += f"POEM_EXPORT int poem_sizes_{i}(uint32_t* sizes) {{ return poem::emu::Bind<&{kernel}>::sizes(sizes); }}\n"
     flags = (*host_compiler.MODES[mode], "-fvisibility=hidden", f"-I{sources.folder()}")
     identity = sources.digest(sources.emulator_digest(), path.read_bytes())
-    return ctypes.CDLL(str(host_compiler.build_library(f"{path.stem}-{mode}", text, flags, identity)))
+    library = ctypes.CDLL(str(host_compiler.build_library(f"{path.stem}-{mode}", text, flags, identity)))
+    for i, kernel in enumerate(kernels):
+        _kernels[path, kernel, mode] = _Kernel(library[f"poem_entry_{i}"], library[f"poem_sizes_{i}"])
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:
@@ -142,11 +152,21 @@ class EmulatedDevice:
         """Launches end before `run` returns."""
 
     def prepare(self, launches: Iterable[Launch]) -> None:
-        """Compiles the kernels of these launches, several at a time."""
+        """Compiles the kernels of these launches together, which is several times quicker than one by one in `run`."""
         runtime()
-        wanted = {(sources.find(launch.source), launch.kernel) for launch in launches}
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda kernel: _library(*kernel, self.mode), wanted))
+        wanted: dict[Path, list[str]] = {}
+        for path, kernel in sorted({(sources.find(launch.source), launch.kernel) for launch in launches}):
+            if (path, kernel, self.mode) not in _kernels:
+                wanted.setdefault(path, []).append(kernel)
+        if not wanted:
+            return
+        workers = os.cpu_count() or 1
+        jobs = []
+        for path, kernels in wanted.items():
+            size = max(SHARE, -(-len(kernels) // workers))
+            jobs += [(path, kernels[start : start + size]) for start in range(0, len(kernels), size)]
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(lambda job: _compile(job[0], job[1], self.mode), jobs))
 
     def run(self, launch: Launch, memory: Mapping[str, np.ndarray]) -> Counters:
         """Runs one launch on the buffers in `memory`, by name.
@@ -155,9 +175,10 @@ class EmulatedDevice:
         its file and line, block, thread and nodes.
         """
         emulator = runtime()
-        library = _library(sources.find(launch.source), launch.kernel, self.mode)
+        self.prepare([launch])
+        kernel = _kernels[sources.find(launch.source), launch.kernel, self.mode]
         bound = _Bound(launch, memory, checked=self.mode == "checked")
-        _check_sizes(launch, library, bound.parameters)
+        _check_sizes(launch, kernel, bound.parameters)
         options = _Options(
             ("fifo", "lifo", "random").index(self.schedule.order), ("early", "late", "random").index(self.schedule.timing),
             self.mode == "checked", self.fp8_bits, launch.overlaps, (ctypes.c_uint32 * 3)(*launch.cluster), self.schedule.seed,
@@ -166,7 +187,7 @@ class EmulatedDevice:
         pointers = (ctypes.c_void_p * len(bound.parameters))(*(ctypes.addressof(parameter) for parameter in bound.parameters))
         with _one_at_a_time:
             failed = emulator.poem_launch(
-                library.poem_entry, (ctypes.c_uint32 * 3)(*launch.grid), (ctypes.c_uint32 * 3)(*launch.block),
+                kernel.entry, (ctypes.c_uint32 * 3)(*launch.grid), (ctypes.c_uint32 * 3)(*launch.block),
                 ctypes.c_uint32(launch.shared), pointers, ctypes.byref(options), bound.arguments, len(bound.arguments),
                 ctypes.byref(statistics),
             )  # fmt: skip
@@ -176,9 +197,9 @@ class EmulatedDevice:
         return Counters(*(getattr(statistics, name) for name in Counters._fields))
 
 
-def _check_sizes(launch: Launch, library: ctypes.CDLL, parameters: list["ctypes._CData"]) -> None:
+def _check_sizes(launch: Launch, kernel: _Kernel, parameters: list["ctypes._CData"]) -> None:
     sizes = (ctypes.c_uint32 * 256)()
-    wanted = list(sizes[: library.poem_sizes(sizes)])
+    wanted = list(sizes[: kernel.sizes(sizes)])
     given = [ctypes.sizeof(parameter) for parameter in parameters]
     if wanted != given:
         raise launch.refusal(

@@ -8,7 +8,21 @@ namespace poem::emu {
 
 inline bool is_wide(Format format) { return format == Format::bf16 || format == Format::f16; }
 inline int bytes_of(Format format) { return is_wide(format) ? 2 : 1; }
-float element_value(Format format, uint32_t bits);
+// The values of all codes of the 8-bit formats and of f16; a bf16 is the upper half of a float.
+struct Values {
+  float e4m3[256], e5m2[256], f16[65536];
+  Values();
+};
+extern const Values values;
+inline float element_value(Format format, uint32_t bits) {
+  if (format == Format::bf16) {
+    const uint32_t upper = bits << 16;
+    float value;
+    memcpy(&value, &upper, 4);
+    return value;
+  }
+  return format == Format::f16 ? values.f16[bits] : format == Format::e4m3 ? values.e4m3[bits] : values.e5m2[bits];
+}
 
 // d[N] += sum over k of x[k] b[k][N], for one row of D. The loops run along N, so that the compiler vectorises them.
 //

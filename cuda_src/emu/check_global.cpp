@@ -176,8 +176,9 @@ void on_access(const void* p, uint32_t bytes, bool write, Place place) {
   Machine& m = machine;
   if (!m.current || !m.check || m.muted) return;
   Fiber& me = *m.current;
-  const auto address = reinterpret_cast<uintptr_t>(p);
-  if (address - reinterpret_cast<uintptr_t>(me.stack) < STACK) {
+  const auto address = reinterpret_cast<uintptr_t>(p), stack = reinterpret_cast<uintptr_t>(me.stack);
+  if (address < stack && stack - address <= NEAR_STACK) fail("emu.stack", "a thread uses more than 64 KB of local memory", place);
+  if (address - stack < STACK) {
     const Warpgroup& w = me.block->warpgroups[me.id / 128];
     if (!w.open.empty() || !w.groups.empty()) watch_accumulators(p, bytes, write, place);
     return;
@@ -221,4 +222,16 @@ void __tsan_vptr_update(void**, void*) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
+// Called, by -fsanitize=alignment, where a pointer to a type of this alignment is misaligned: loads of vectors may be split before they are counted.
+struct PointerUse {
+  const char* file;
+  uint32_t line, column;
+  const char* type;   // after two numbers of 16 bits, its name
+  uint8_t log_alignment, kind;
+};
+void __ubsan_handle_type_mismatch_v1(PointerUse* use, void*) {
+  poem::emu::fail("emu.misaligned", poem::emu::concat("an access through a pointer to ", use->type + 4, ", which must be aligned to ",
+                                                      1 << use->log_alignment, " bytes"),
+                  poem::emu::Site{use->file, (int)use->line});
+}
 }

@@ -1,18 +1,45 @@
 // check_shared.cpp: every access to shared memory against what happened before. Bytes, not words: 8- and 16-bit elements are common.
 #include <algorithm>
+#include <type_traits>
 
 #include "machine.h"
 
 namespace poem::emu {
 
-static Cell& cell_at(Block& b, uint32_t offset) {
-  if (b.shadow.empty()) b.shadow.resize(ARENA);
-  Cell& c = b.shadow[offset];
-  if (c.generation != machine.generation) {
-    c = Cell{};
-    c.generation = machine.generation;
+static bool alike(const Cell& a, const Cell& b) { return !memcmp(&a, &b, sizeof a); }
+static_assert(sizeof(Cell) == 32, "cells are compared as bytes");
+static void refresh(Cell& c) {
+  if (c.generation == machine.generation) return;
+  c = Cell{};
+  c.generation = machine.generation;
+}
+// Calls judge(cell, offset) for every cell of a stretch. The 16 bytes of a line share the line's cell as long as they have one history.
+template <class Judge> static void for_cells(Block& b, uint32_t offset, uint32_t bytes, Judge judge) {
+  if (b.lines.empty()) {
+    b.lines.resize(ARENA / LINE);
+    b.bytes.resize(ARENA);
   }
-  return c;
+  for (uint32_t at = offset, end = offset + bytes; at < end;) {
+    const uint32_t first = at / LINE * LINE, next = std::min(end, first + LINE);
+    Cell& line = b.lines[first / LINE];
+    refresh(line);
+    const bool whole = next - at == LINE;
+    if (whole && !line.split) {
+      judge(line, first);
+    } else {
+      Cell* const cells = &b.bytes[first];
+      if (!line.split) {
+        std::fill_n(cells, LINE, line);
+        if (line.readers == 3)
+          for (uint32_t i = 1; i < LINE; ++i) b.many_readers[first + i] = b.many_readers[first];
+        line.split = 1;
+      }
+      for (; at < next; ++at) judge(cells[at - first], at);
+      if (whole && cells[0].readers < 3 && std::all_of(cells + 1, cells + LINE, [&](const Cell& c) { return alike(c, cells[0]); }))
+        line = cells[0];
+    }
+    at = next;
+  }
 }
 static std::string at(const Block& b, uint32_t offset) {
   const std::string where = offset >= DYNAMIC ? concat("dynamic shared memory + ", offset - DYNAMIC) : concat("static shared memory + ", offset);
@@ -65,8 +92,7 @@ static void check_readable(Block& b, uint32_t offset, const Cell& c, const Fiber
 
 void shared_read(Block& b, uint32_t offset, uint32_t bytes, Actor actor, Place place) {
   shared_bounds(b, offset, bytes, place);
-  for (uint32_t i = offset; i < offset + bytes; ++i) {
-    Cell& c = cell_at(b, i);
+  for_cells(b, offset, bytes, [&](Cell& c, uint32_t i) {
     check_readable(b, i, c, *actor.viewer, "read", place);
     if (c.atomic) {
       if (const Stamp* s = unknown_read(b, i, c, *actor.viewer))
@@ -75,13 +101,12 @@ void shared_read(Block& b, uint32_t offset, uint32_t bytes, Actor actor, Place p
       forget_reads(b, i, c);
     }
     remember_read(b, i, c, actor.stamp, actor.viewer);
-  }
+  });
 }
 void shared_write(Block& b, uint32_t offset, uint32_t bytes, Actor actor, Place place) {
   shared_bounds(b, offset, bytes, place);
   const Fiber& viewer = *actor.viewer;
-  for (uint32_t i = offset; i < offset + bytes; ++i) {
-    Cell& c = cell_at(b, i);
+  for_cells(b, offset, bytes, [&](Cell& c, uint32_t i) {
     if (c.pending) fail("emu.async", concat("write to shared memory that a cp.async fills and nobody has waited for, at ", at(b, i)), place);
     if (c.async_readers) fail("emu.async", concat("write to shared memory that an unfinished wgmma or bulk store reads, at ", at(b, i)), place);
     if (c.written && !known(viewer, c.write))
@@ -95,14 +120,13 @@ void shared_write(Block& b, uint32_t offset, uint32_t bytes, Actor actor, Place 
     c.written = 1;
     c.atomic = 0;
     c.generic = actor.stamp.actor < (uint32_t)machine.threads * machine.cluster;
-  }
+  });
 }
 // Atomics do not race with each other, and order nothing; against plain accesses they count as reads and writes.
 void shared_atomic(Block& b, uint32_t offset, uint32_t bytes, Place place) {
   Fiber& me = *machine.current;
   shared_bounds(b, offset, bytes, place);
-  for (uint32_t i = offset; i < offset + bytes; ++i) {
-    Cell& c = cell_at(b, i);
+  for_cells(b, offset, bytes, [&](Cell& c, uint32_t i) {
     check_readable(b, i, c, me, "atomic", place);
     if (!c.atomic) {
       if (const Stamp* s = unknown_read(b, i, c, me))
@@ -111,14 +135,13 @@ void shared_atomic(Block& b, uint32_t offset, uint32_t bytes, Place place) {
       c.atomic = 1;
     }
     remember_read(b, i, c, {me.actor, me.clock}, nullptr);
-  }
+  });
 }
 
 // ------------------------------------------------------------------------------------------- what happens while threads go on
 void pending_begin(Block& b, uint32_t offset, uint32_t bytes, Place place) {
   Fiber& me = *machine.current;
-  for (uint32_t i = offset; i < offset + bytes; ++i) {
-    Cell& c = cell_at(b, i);
+  for_cells(b, offset, bytes, [&](Cell& c, uint32_t i) {
     if (c.pending) fail("emu.async", concat("cp.async to shared memory that another cp.async fills, at ", at(b, i)), place);
     if (c.async_readers) fail("emu.async", concat("cp.async to shared memory that an unfinished wgmma or bulk store reads, at ", at(b, i)), place);
     if (c.written && !known(me, c.write))
@@ -126,29 +149,27 @@ void pending_begin(Block& b, uint32_t offset, uint32_t bytes, Place place) {
     if (const Stamp* s = unknown_read(b, i, c, me))
       fail("emu.race", concat("cp.async to shared memory that ", name_of_actor(s->actor), " reads, with no barrier between, at ", at(b, i)), place);
     c.pending = 1;
-  }
+  });
 }
 void pending_end(Block& b, uint32_t offset, uint32_t bytes) {
-  for (uint32_t i = offset; i < offset + bytes; ++i) cell_at(b, i).pending = 0;
+  for_cells(b, offset, bytes, [](Cell& c, uint32_t) { c.pending = 0; });
 }
 void async_read_begin(Block& b, uint32_t offset, uint32_t bytes, Fiber* const* viewers, int count, const char* who, Place place) {
   const std::string what = concat("read by ", who);
-  for (uint32_t i = offset; i < offset + bytes; ++i) {
-    Cell& c = cell_at(b, i);
+  for_cells(b, offset, bytes, [&](Cell& c, uint32_t i) {
     for (int v = 0; v < count; ++v) {
       check_readable(b, i, c, *viewers[v], what.c_str(), place);
       if (c.generic && !known_to_proxy(*viewers[v], c.write))
         fail("emu.fence", concat(what, " of shared memory that ", name_of_actor(c.write.actor), " wrote, without fence_async_proxy between, at ", at(b, i)), place);
     }
     ++c.async_readers;
-  }
+  });
 }
 void async_read_end(Block& b, uint32_t offset, uint32_t bytes, Stamp stamp) {
-  for (uint32_t i = offset; i < offset + bytes; ++i) {
-    Cell& c = cell_at(b, i);
+  for_cells(b, offset, bytes, [&](Cell& c, uint32_t i) {
     --c.async_readers;
     remember_read(b, i, c, stamp, nullptr);
-  }
+  });
 }
 
 }  // namespace poem::emu

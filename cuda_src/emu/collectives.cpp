@@ -71,23 +71,18 @@ static size_t join(unsigned mask, const char* operation, Site site) {
   c.operation = operation;
   return unused;
 }
-void collective(unsigned mask, const char* operation, const void* in, size_t in_bytes, void* out, size_t out_bytes,
-                const std::function<void(Collective&)>& compute, Site site) {
+size_t deposit(unsigned mask, const char* operation, const void* in, size_t bytes, Site site) {
   Fiber& me = *machine.current;
   const size_t which = join(mask, operation, site);
-  auto slot = [&]() -> Collective& { return me.block->collectives[me.warp][which]; };   // the vector may grow meanwhile
-  memcpy(slot().slots[me.lane], in, in_bytes);
-  slot().arrived |= 1u << me.lane;
-  if (slot().arrived != mask) {
-    me.waits_for = mask;
-    wait_as(State::warp, operation, site);
-  } else {
-    compute(slot());
-    for (int lane = 0; lane < 32; ++lane)
-      if (lane != me.lane && mask >> lane & 1) wake((&me)[lane - me.lane]);
-  }
-  memcpy(out, slot().slots[me.lane], out_bytes);
-  --slot().left;
+  Collective& c = me.block->collectives[me.warp][which];
+  memcpy(c.slots[me.lane], in, bytes);
+  c.arrived |= 1u << me.lane;
+  return which;
+}
+void wake_lanes(unsigned mask) {
+  Fiber* const first = machine.current - machine.current->lane;
+  for (int lane = 0; lane < 32; ++lane)
+    if (first + lane != machine.current && mask >> lane & 1) wake(first[lane]);
 }
 void warp_barrier(unsigned mask, Site site) {
   Fiber* first = machine.current - machine.current->lane;

@@ -199,7 +199,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
   (void)context;
 #endif
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr), stack = reinterpret_cast<uintptr_t>(m.current->stack);
-  if (address < stack && stack - address <= 4096) fail("emu.stack", "a thread uses more than 64 KB of local memory", pc);
+  if (address < stack && stack - address <= NEAR_STACK) fail("emu.stack", "a thread uses more than 64 KB of local memory", pc);
   char buffer[80];
   snprintf(buffer, sizeof buffer, "access to memory that does not exist, at %p", info->si_addr);
   fail("emu.bounds", buffer, pc);

@@ -21,7 +21,9 @@ constexpr int MAX_MBARRIERS = 64;            // of a block
 constexpr int WARPGROUPS = MAX_THREADS / 128;
 constexpr uint32_t ARENA = 256 << 10;        // room for one block's shared memory, and the stride between blocks
 constexpr uint32_t DYNAMIC = 32 << 10;       // where dynamic shared memory begins; static shared memory lies below
+constexpr uint32_t LINE = 16;                // bytes that may share what is known of them
 constexpr size_t STACK = 64 << 10;            // of a fiber
+constexpr uintptr_t NEAR_STACK = 1 << 20;       // below a stack, an access is an overflow of it
 constexpr uint32_t CLUSTER_BIT = 1 << 24;    // an address of a given block is (rank + 1) * CLUSTER_BIT + offset
 
 // ---------------------------------------------------------------------------------------------- what the checker remembers
@@ -34,14 +36,15 @@ struct Stamp {
 struct Knowledge {
   std::vector<uint32_t> seen, fenced;
 };
-// One byte of shared memory. It counts as never written unless `generation` is that of the running cluster.
+// What is known of a byte of shared memory, or of a line of them with one history. It counts as never written unless `generation` is that of
+// the running cluster.
 struct Cell {
   uint32_t generation = 0;
   Stamp write, reads[2];
   uint16_t async_readers = 0;       // products and stores that have not finished reading
   uint8_t readers = 0;              // of `reads`; 3 means that more are in Block::many_readers
-  uint8_t written : 1, pending : 1, generic : 1, atomic : 1;
-  Cell() : written(0), pending(0), generic(0), atomic(0) {}
+  uint8_t written : 1, pending : 1, generic : 1, atomic : 1, split : 1;   // split: a line whose bytes have their own cells
+  Cell() : written(0), pending(0), generic(0), atomic(0), split(0) {}
 };
 
 // ----------------------------------------------------------------------------------------------------------- the machine
@@ -135,7 +138,7 @@ struct Block {
   uint32_t epoch = 1, epoch_start = 1;               // a block barrier begins an epoch: its threads then know all of each other
   bool learned = false;                              // something of other actors, in this epoch
   Knowledge base;                                    // what all threads knew when the epoch began
-  std::vector<Cell> shadow;
+  std::vector<Cell> lines, bytes;
   std::unordered_map<uint32_t, std::vector<Stamp>> many_readers;
   uint32_t interval = 0;                             // of its writes to global memory: see check_global.cpp
   std::vector<std::pair<uint32_t, uint32_t>> acquired, heard;
@@ -230,8 +233,23 @@ void when_it_suits(std::function<void()> operation);
 void guard_signals(bool on);
 
 // collectives.cpp
-void collective(unsigned mask, const char* operation, const void* in, size_t in_bytes, void* out, size_t out_bytes,
-                const std::function<void(Collective&)>& compute, Site site);
+size_t deposit(unsigned mask, const char* operation, const void* in, size_t bytes, Site site);
+void wake_lanes(unsigned mask);
+// Lanes deposit `in`, the last one lets `compute` turn all slots into results, each takes its own as `out`.
+template <class Compute>
+void collective(unsigned mask, const char* operation, const void* in, size_t in_bytes, void* out, size_t out_bytes, Compute compute, Site site) {
+  Fiber& me = *machine.current;
+  auto& all = me.block->collectives[me.warp];
+  const size_t which = deposit(mask, operation, in, in_bytes, site);   // an index: the vector may grow while we wait
+  if (all[which].arrived != mask) {
+    wait_as(State::warp, operation, site);
+  } else {
+    compute(all[which]);
+    wake_lanes(mask);
+  }
+  memcpy(out, all[which].slots[me.lane], out_bytes);
+  --all[which].left;
+}
 void leave(Fiber& fiber);
 
 // async.cpp, tma.cpp, wgmma.cpp

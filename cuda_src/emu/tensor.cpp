@@ -6,14 +6,14 @@
 
 namespace poem::emu {
 
-float element_value(Format format, uint32_t bits) {
-  switch (format) {
-    case Format::bf16: return to_float(bf16{(uint16_t)bits});
-    case Format::f16: return to_float(f16{(uint16_t)bits});
-    case Format::e4m3: return to_float(e4m3{(uint8_t)bits});
-    default: return to_float(e5m2{(uint8_t)bits});
+Values::Values() {
+  for (int i = 0; i < 256; ++i) {
+    e4m3[i] = to_float(poem::e4m3{(uint8_t)i});
+    e5m2[i] = to_float(poem::e5m2{(uint8_t)i});
   }
+  for (int i = 0; i < 65536; ++i) f16[i] = to_float(poem::f16{(uint16_t)i});
 }
+const Values values;
 
 // ------------------------------------------------------------------------------------------------------ matrices of 8 x 8
 static void check_row(uint32_t row, const char* operation, Site site) {

@@ -9,17 +9,20 @@ from cupy_backend.launch import Array, Launch
 from tests.cupy_backend.running import WORDS
 
 
+DEFAULT = Schedule()
+
+
 class Memory:
     """Buffers by name. `give` puts one there and returns the Array that names it; `run` runs launches on them."""
 
-    def __init__(self, schedule: Schedule = Schedule(), *, checked: bool = True) -> None:
+    def __init__(self, schedule: Schedule = DEFAULT, *, checked: bool = True) -> None:
         self.device = EmulatedDevice(checked=checked, schedule=schedule)
         self.buffers: dict[str, np.ndarray] = {}
 
     def give(self, name: str, array: np.ndarray, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> Array:
         """dtype and shape: of the elements, where the array holds codes."""
         self.buffers[name] = self.device.upload(array)
-        return Array(name, "read", shape or array.shape, dtype or WORDS[array.dtype])
+        return Array(name, "read", shape or array.shape, dtype or WORDS.get(array.dtype, "f64"))
 
     def run(self, launches: Sequence[Launch]) -> None:
         for launch in launches:

@@ -1,0 +1,163 @@
+"""From groups of nodes to launches on arrays that have a buffer each; `build` packs those into the arena afterwards."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cupy_backend.errors import KernelError
+from cupy_backend.launch import Array, Launch
+from cupy_backend.plan import inputs
+from cupy_backend.plan.patterns import Group, operand
+from cupy_backend.plan.record import Bucket, Columns, Cost, Options, Stored
+from poem.dtypes import Dtype
+from poem.graph import Cache, Graph, Node, Param
+
+VALUE = "value."  # buffers of values, by id
+SCRATCH = "scratch."
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The launches of a group.
+
+    flops: of all of them; they count for the first. touched: bytes read and written of buffers that a launch uses in part.
+    """
+
+    launches: list[Launch]
+    flops: int = 0
+    touched: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def costs(self) -> tuple[Cost, ...]:
+        """One for each launch. An array counts once, however many arguments point into it."""
+        return tuple(self._cost(launch, self.flops if number == 0 else 0) for number, launch in enumerate(self.launches))
+
+    def _cost(self, launch: Launch, flops: int) -> Cost:
+        read = written = 0
+        counted = set()
+        for array in launch.arrays().values():
+            if array.buffer in self.touched:
+                if array.buffer not in counted:
+                    counted.add(array.buffer)
+                    read += self.touched[array.buffer][0]
+                    written += self.touched[array.buffer][1]
+                continue
+            read += array.nbytes if array.direction in ("constant", "read", "update") else 0
+            written += array.nbytes if array.direction in ("write", "update", "scratch") else 0
+        return Cost(read, written, flops)
+
+
+class Lowering:
+    """The arrays of one plan, made as rules ask for them."""
+
+    def __init__(self, graph: Graph, bucket: Bucket, options: Options) -> None:
+        self.graph, self.bucket, self.options = graph, bucket, options
+        self.inputs = inputs.layout(bucket, len(graph.spaces))
+        self.places: dict[int, Columns] = {}
+        self.stored: dict[str, Stored] = {}
+        self.tables: dict[str, np.ndarray] = {}
+        self._scratch = 0
+        for input_ in graph.inputs:
+            array = self._graph_input(input_.method, input_.arguments)
+            if array is not None:
+                self.places[input_.value] = Columns(array, 0, 1 if len(array.shape) == 1 else array.shape[1])
+
+    def _graph_input(self, method: str, arguments: Mapping[str, Any]) -> Array | None:
+        if method == "request_of_token":
+            return self.inputs["lane_of_row"]
+        if method == "lane_indptr":
+            return self.inputs["qo_indptr"]
+        name = f"{method}.{arguments.get('space') or 0}" if method in inputs.OF_A_SPACE else method
+        return self.inputs.get(name)
+
+    # -- values --------------------------------------------------------------------------------
+    def shape(self, value: int) -> tuple[int, int]:
+        """Rows of the bucket and width of a value."""
+        type = self.graph.values[value].type
+        assert type is not None
+        return self.rows(type.rows), type.width
+
+    def rows(self, axis: str | int) -> int:
+        """How many rows an axis has in the bucket. KeyError for an axis that passes over text do not have."""
+        if isinstance(axis, int):
+            return axis
+        sizes = {"tokens": self.bucket.rows, "readouts": self.bucket.readouts, "lanes": self.bucket.lanes}
+        base, plus, _ = axis.partition("+")
+        word, star, up = base.partition("*")
+        word, _, down = word.partition("/")
+        return sizes[word] * int(up or 1) // int(down or 1) + bool(plus)
+
+    def columns(self, value: int) -> Columns:
+        """Where a value lies. KernelError if it is an input that a pass does not hold."""
+        if value not in self.places:
+            raise KernelError("kernel.unsupported", "an operand is an input that passes on a device do not hold yet", phase="plan")
+        return self.places[value]
+
+    def value(self, node: Node, name: str) -> Array:
+        """An operand as a whole array: `[rows, width]`, or `[rows]` for a list of integers."""
+        found = self.columns(operand(node, name).id)
+        assert found.whole or len(found.array.shape) == 1, "patterns leave columns to kernels that take them"
+        return found.array
+
+    def new(self, value: int) -> Array:
+        """A value gets an array of its own."""
+        type = self.graph.values[value].type
+        assert type is not None
+        array = Array(f"{VALUE}{value}", "write", self.shape(value), type.dtype)
+        self.places[value] = Columns(array, 0, type.width)
+        return array
+
+    def scratch(self, nbytes: int, dtype: str = "u8") -> Array:
+        """Memory for one step."""
+        self._scratch += 1
+        return Array(f"{SCRATCH}{self._scratch}", "scratch", (nbytes,), dtype)
+
+    # -- what is there at load -----------------------------------------------------------------
+    def param(self, node: Node, name: str) -> Param:
+        return self.graph.params[operand(node, name).id]
+
+    def weight(self, *params: Param, prepare: str = "") -> dict[str, Array]:
+        """The planes of a weight, or of several joined along the first axis, by path."""
+        rows = sum(param.shape[0] for param in params)
+        planes = Dtype(params[0].dtype).planes((rows, *params[0].shape[1:]))
+        name = "+".join(param.name for param in params)
+        found = {}
+        for plane in planes:
+            buffer = "/".join(filter(None, (name, plane.path, prepare)))
+            ids = tuple(param.id for param in params)
+            self.stored.setdefault(buffer, Stored(buffer, ids, plane.path, plane.shape, plane.leaf, prepare))
+            found[plane.path] = self.stored[buffer].array
+        return found
+
+    def table(self, name: str, make: Callable[[], np.ndarray]) -> Array:
+        """An f32 array made from attributes; one for each name."""
+        if name not in self.tables:
+            self.tables[name] = make()
+        return Array(name, "constant", self.tables[name].shape, "f32")
+
+    # -- caches --------------------------------------------------------------------------------
+    def cache(self, node: Node, name: str = "cache") -> Cache:
+        return self.graph.caches[operand(node, name).id]
+
+    def cells(self, cache: Cache) -> tuple[Array, ...]:
+        """The planes of a kv cache: `[pages, page_size, width]`."""
+        dtype = self.graph.spaces[cache.space].dtype
+        pages = self.bucket.pages[cache.space]
+        return tuple(
+            Array(cells_name(cache, plane), "update", (pages, self.bucket.page_size, width), dtype)
+            for plane, width in enumerate(cache.planes)
+        )
+
+
+def cells_name(cache: Cache, plane: int) -> str:
+    """The buffer of one plane of a kv cache."""
+    return f"cells.{cache.name}.{plane}"
+
+
+def elements(array: Array) -> int:
+    return math.prod(array.shape)
+
+
+Rule = Callable[[Lowering, Group], Lowered]
