@@ -10,6 +10,11 @@ from poem.dtypes.term import LEAF_BITS
 TYPES = {"bf16": "bf16", "f16": "f16", "f32": "float"}  # of activations, as C++ names them
 
 
+def unsupported(message: str, *, expected: str = "", found: str = "") -> KernelError:
+    """The refusal of what no kernel serves; the planner adds op and line."""
+    return KernelError("kernel.unsupported", message, phase="plan", expected=expected, found=found)
+
+
 def reading(array: Array) -> Array:
     """The array as an input of a launch."""
     return array if array.direction == "constant" else replace(array, direction="read")
@@ -28,7 +33,7 @@ def updating(array: Array) -> Array:
 def type_of(array: Array) -> str:
     """The C++ name of an activation's or gain's dtype. KernelError (`kernel.unsupported`) for others."""
     if array.dtype not in TYPES:
-        raise KernelError("kernel.unsupported", "the kernel takes floats", phase="plan", expected=" ".join(TYPES), found=array.dtype)
+        raise unsupported("the kernel takes floats", expected=" ".join(TYPES), found=array.dtype)
     return TYPES[array.dtype]
 
 
@@ -40,7 +45,5 @@ def vector(dtype: str, *widths: int) -> int:
 def same_dtype(*arrays: Array) -> None:
     """KernelError (`kernel.unsupported`) if the arrays differ in dtype."""
     if len({array.dtype for array in arrays}) > 1:
-        raise KernelError(
-            "kernel.unsupported", "the kernel takes activations of one dtype", phase="plan", expected=arrays[0].dtype,
-            found=", ".join(array.dtype for array in arrays),
-        )  # fmt: skip
+        found = ", ".join(array.dtype for array in arrays)
+        raise unsupported("the kernel takes activations of one dtype", expected=arrays[0].dtype, found=found)

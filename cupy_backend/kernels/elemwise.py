@@ -6,8 +6,7 @@ Each function turns arrays into launches. Shapes are those of the arrays; a shap
 
 import math
 
-from cupy_backend.errors import KernelError
-from cupy_backend.kernels.arrays import reading, same_dtype, type_of, updating, vector, writing
+from cupy_backend.kernels.arrays import reading, same_dtype, type_of, unsupported, updating, vector, writing
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "elemwise.cu"
@@ -53,7 +52,7 @@ def rmsnorm_per_head(
         vec //= 2
     items = -(-head_dim // (WARP * vec))
     if items > MAXIMUM_ITEMS:
-        raise _unsupported("rmsnorm_per_head", f"heads of at most {MAXIMUM_ITEMS * WARP * vec}", f"{head_dim}")
+        raise unsupported("no kernel norms heads of this width", expected=f"at most {MAXIMUM_ITEMS * WARP * vec}", found=f"{head_dim}")
     same_dtype(x, out)
     form = f"{type_of(x)}, {type_of(gain)}, {vec}, {items}, {_flag(plus_one)}"
     arguments: dict[str, Argument] = {
@@ -70,7 +69,7 @@ def glu(x: Array, out: Array, *, act: str, arch: str, nodes: tuple[int, ...] = (
     vec = vector(x.dtype, inter)
     same_dtype(x, out)
     if act not in ("silu", "gelu_tanh", "gelu"):
-        raise _unsupported("glu", "act silu, gelu_tanh or gelu", act)
+        raise unsupported("no kernel has this activation", expected="silu, gelu_tanh or gelu", found=act)
     arguments: dict[str, Argument] = {"x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "inter": Scalar(inter, "i32")}
     grid = _strided_grid(rows * inter // vec, arch)
     return [Launch(SOURCE, f"glu<{type_of(x)}, {vec}, {act.upper()}>", grid, (THREADS, 1, 1), arguments, nodes=nodes)]
@@ -116,7 +115,3 @@ def _strided_grid(packs: int, arch: str) -> tuple[int, int, int]:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-
-
-def _unsupported(kernel: str, expected: str, found: str) -> KernelError:
-    return KernelError("kernel.unsupported", f"no {kernel} kernel serves this", phase="plan", expected=expected, found=found)

@@ -2,8 +2,7 @@
 
 import math
 
-from cupy_backend.errors import KernelError
-from cupy_backend.kernels.arrays import reading, type_of, updating, vector, writing
+from cupy_backend.kernels.arrays import reading, type_of, unsupported, updating, vector, writing
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 from poem.dtypes.term import LEAF_BITS
 
@@ -27,9 +26,9 @@ def rope_append(
     rows, rotary = q_out.shape[0], 2 * math.prod(frequencies.shape)
     q, k, v = parts
     if len({part.dtype for part in (*parts, q_out)}) > 1 or len({plane.dtype for plane in cells}) > 1:
-        raise _unsupported("q, k and v of one dtype", ", ".join(part.dtype for part in parts))
+        raise unsupported("the kernel takes q, k and v of one dtype", found=", ".join(part.dtype for part in parts))
     if cells[0].dtype not in CELLS:
-        raise _unsupported(" ".join(CELLS), cells[0].dtype)
+        raise unsupported("no kernel appends to cells of this dtype", expected=" ".join(CELLS), found=cells[0].dtype)
     starts = [part.offset * 8 // LEAF_BITS[part.dtype] for part in parts]
     vec = vector(q.dtype, rotary // 2, head_dim - rotary, widths[2], *strides, *starts)
     sizes = {"q_stride": strides[0], "k_stride": strides[1], "v_stride": strides[2]}
@@ -44,7 +43,3 @@ def rope_append(
     }  # fmt: skip
     kernel = f"rope_append<{type_of(q)}, {CELLS[cells[0].dtype]}, {vec}>"
     return [Launch(SOURCE, kernel, (rows, 1, 1), (THREADS, 1, 1), arguments, shared=rotary // 2 * 8, nodes=nodes)]
-
-
-def _unsupported(expected: str, found: str) -> KernelError:
-    return KernelError("kernel.unsupported", "no rope_append kernel serves this", phase="plan", expected=expected, found=found)

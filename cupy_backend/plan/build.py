@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cupy_backend.errors import KernelError
+from cupy_backend.kernels.arrays import unsupported
 from cupy_backend.launch import Argument, Array, Launch, TensorMap
 from cupy_backend.plan.arena import Life, pack
 from cupy_backend.plan.lowering import SCRATCH, VALUE, Lowered, Lowering
@@ -14,16 +15,18 @@ from poem.errors import PoemErrors
 from poem.graph import Graph, Node
 
 ARENA = "arena"
+DEFAULTS = Options()
 
 
-def plan(graph: Graph, bucket: Bucket, options: Options = Options()) -> Plan:
+def plan(graph: Graph, bucket: Bucket, options: Options = DEFAULTS) -> Plan:
     """The launches of a pass over at most the sizes of a bucket.
 
     Raises KernelError (`kernel.unsupported`), several as PoemErrors, for each op, dtype, shape or arch that no kernel serves, at its
     .poem line, with what is supported.
     """
     if options.arch not in ARCHS:
-        raise KernelError("kernel.arch", f"there are no kernels for {options.arch}", phase="plan", expected=" ".join(ARCHS), found=options.arch)
+        expected = " ".join(ARCHS)
+        raise KernelError("kernel.arch", f"there are no kernels for {options.arch}", phase="plan", expected=expected, found=options.arch)
     lowering = Lowering(graph, bucket, options)
     lowered: list[tuple[Group, Lowered]] = []
     refusals: dict[str, KernelError] = {}
@@ -57,7 +60,7 @@ def _lower(lowering: Lowering, group: Group) -> Lowered:
     rule = RULES.get(group.pattern)
     if rule is None:
         known = sorted(name for name in RULES if "." in name)
-        raise KernelError("kernel.unsupported", "no kernel computes it yet", phase="plan", expected=", ".join(known))
+        raise unsupported("no kernel computes it yet", expected=", ".join(known))
     results = [value for id in group.nodes for value in lowering.graph.nodes[id].results]
     nodes = group.nodes
     if _is_empty(lowering, nodes):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_backend.errors import KernelError
+from cupy_backend.kernels.arrays import unsupported
 from cupy_backend.launch import Array, Launch
 from cupy_backend.plan import inputs
 from cupy_backend.plan.patterns import Group, operand
@@ -85,14 +85,14 @@ class Lowering:
             return axis
         sizes = {"tokens": self.bucket.rows, "readouts": self.bucket.readouts, "lanes": self.bucket.lanes}
         base, plus, _ = axis.partition("+")
-        word, star, up = base.partition("*")
+        word, _, up = base.partition("*")
         word, _, down = word.partition("/")
         return sizes[word] * int(up or 1) // int(down or 1) + bool(plus)
 
     def columns(self, value: int) -> Columns:
         """Where a value lies. KernelError if it is an input that a pass does not hold."""
         if value not in self.places:
-            raise KernelError("kernel.unsupported", "an operand is an input that passes on a device do not hold yet", phase="plan")
+            raise unsupported("an operand is an input that passes on a device do not hold yet")
         return self.places[value]
 
     def value(self, node: Node, name: str) -> Array:

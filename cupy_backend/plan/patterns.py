@@ -106,6 +106,8 @@ def _rope_append(uses: Uses, node: Node) -> tuple[int, ...] | None:
     append = uses.only_reader(node.results[1])
     if append is None or append.op != "attn.kv_append" or operand(append, "k").id != node.results[1]:
         return None
+    if append.operands["write_page"] is not None or append.operands["write_offset"] is not None:
+        return None
     v = operand(append, "v")
     maker = uses.graph.producer_of(v.id)
     if maker is None or maker.id > node.id or uses.dtype(v.id) != uses.dtype(node.results[1]):

@@ -1,7 +1,7 @@
 """One rule for each op and each fusion pattern: which launches compute it, and what they cost."""
 
-from cupy_backend.errors import KernelError
 from cupy_backend.kernels import elemwise, gather, rope_append
+from cupy_backend.kernels.arrays import unsupported
 from cupy_backend.launch import Array
 from cupy_backend.plan.lowering import Lowered, Lowering, Rule, elements
 from cupy_backend.plan.patterns import Group, is_plain_glu, is_plain_rope, operand
@@ -74,10 +74,7 @@ def _add_bias(lowering: Lowering, group: Group) -> Lowered:
 def _glu(lowering: Lowering, group: Group) -> Lowered:
     node = _node(lowering, group)
     if not is_plain_glu(node):
-        raise KernelError(
-            "kernel.unsupported", "no kernel has this form yet", phase="plan",
-            expected="gate and up in one operand; no limit, alpha, beta or up_cap",
-        )  # fmt: skip
+        raise unsupported("no kernel has this form yet", expected="gate and up in one operand; no limit, alpha, beta or up_cap")
     x, out = lowering.value(node, "x"), lowering.new(node.results[0])
     launches = elemwise.glu(x, out, act=node.attributes["act"], arch=lowering.options.arch, nodes=group.nodes)
     return Lowered(launches, 4 * elements(out))
@@ -98,9 +95,9 @@ def _rope(lowering: Lowering, group: Group) -> Lowered:
 
 def _frequencies(lowering: Lowering, node: Node) -> Array:
     if not is_plain_rope(node):
-        raise KernelError(
-            "kernel.unsupported", "no kernel turns channels in this way yet", phase="plan",
-            expected="form half, part first, no longrope with use auto", found=f"form {node.attributes['form']}, part {node.attributes['part']}",
+        raise unsupported(
+            "no kernel turns channels in this way yet", expected="form half, part first, no longrope with use auto",
+            found=f"form {node.attributes['form']}, part {node.attributes['part']}",
         )  # fmt: skip
     scaling, theta = node.attributes["scaling"], node.attributes["theta"]
     rotary = node.attributes["rotary_dim"] or node.attributes["head_dim"]
@@ -152,8 +149,8 @@ def _rope_append(lowering: Lowering, group: Group) -> Lowered:
     parts = [lowering.columns(operand(node, name).id) for node, name in ((rope, "q"), (rope, "k"), (append, "v"))]
     arrays = tuple(_run(part.array, part.start, part.width) for part in parts)
     q_out, cells = lowering.new(rope.results[0]), lowering.cells(cache)
-    if len(cells) != 2:
-        raise KernelError("kernel.unsupported", "no kernel appends to such a cache", phase="plan", expected="planes for K and V", found=f"{len(cells)}")
+    if len(cells) != 2 or cache.scales is not None:
+        raise unsupported("no kernel appends to such a cache yet", expected="a plane for K and one for V, without scales", found=cache.name)
     space, rows = cache.space, q_out.shape[0]
     launches = rope_append.rope_append(
         (arrays[0], arrays[1], arrays[2]), (parts[0].array.shape[1], parts[1].array.shape[1], parts[2].array.shape[1]),

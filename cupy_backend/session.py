@@ -1,0 +1,255 @@
+"""`Session`: a graph, its weights and the memory of its sequences on a device; `run` computes one pass, as `interp.Session` does."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from cupy_backend.launch import Array, Launch
+from cupy_backend.plan import Bucket, Columns, Options, Plan, Step, plan
+from cupy_backend.plan import inputs as pass_inputs
+from cupy_backend.plan.build import ARENA
+from cupy_backend.plan.lowering import cells_name
+from cupy_backend.plan.prepare import stored_plane
+from poem.batch import Batch, Geometry, PageTable, geometry
+from poem.dtypes.leaves import STORAGE
+from poem.dtypes.tensor import Tensor
+from poem.errors import PoemError
+from poem.graph import Graph, Node
+
+Memory = Any  # what a device hands out: a NumPy array, or a CuPy array
+Results = tuple[np.ndarray | None, ...]
+Observer = Callable[[Node, Results], Results | None]
+SMALLEST_LENGTH = 64  # cells; a longest lane below it shares a plan
+VOID = 0xFF  # what cells hold that were never written: NaN in every dtype of a cache, so that a kernel that reads one shows
+
+
+class Device(Protocol):
+    """What a session needs of a device."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Memory: ...
+    def upload(self, array: np.ndarray) -> Memory: ...
+    def download(self, memory: Memory) -> np.ndarray: ...
+    def synchronize(self) -> None: ...
+    def prepare(self, launches: Any) -> None: ...
+    def run(self, launch: Launch, memory: Mapping[str, Memory]) -> object: ...
+
+
+class Session:
+    """Runs a graph on a device.
+
+    graph: any Graph. weights: `Tensor`s by weight name. device: where launches run. options: how plans are made. page_size: cells of a
+    cache page. padded: serve passes of few rows by plans for the next power of two, as a captured graph does.
+    Raises KernelError (`kernel.unsupported`) for what no kernel serves, at its .poem line, and PoemError (`run.weight`) for a weight
+    that is missing or not what the graph wants.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Tensor],
+        device: Device,
+        *,
+        options: Options | None = None,
+        page_size: int = 16,
+        padded: bool = False,
+    ) -> None:
+        if page_size < 1:
+            raise PoemError("run.page-size", "a page holds at least one cell", phase="run", found=str(page_size))
+        self.graph, self.device = graph, device
+        self.options = options or Options()
+        self._weights, self._padded = weights, padded
+        self._page_size = page_size
+        self._tables = [PageTable(page_size, space.window) for space in graph.spaces]
+        self._pages = [0] * len(graph.spaces)  # physical pages there is memory for
+        self._memory: dict[str, Memory] = {}
+        self._plans: dict[Bucket, Plan] = {}
+        self._lengths: dict[int, int] = {}
+        self._next = 0
+        self._load(self.plan_for(Bucket(1, 1, 1, SMALLEST_LENGTH, (1,) * len(graph.spaces), page_size)))
+
+    # -- sequences -----------------------------------------------------------------------------
+    def add_sequence(self) -> int:
+        """A sequence joins, empty. Returns its id."""
+        sequence, self._next = self._next, self._next + 1
+        self._lengths[sequence] = 0
+        for table in self._tables:
+            table.add(sequence)
+        return sequence
+
+    def drop_sequence(self, sequence: int) -> None:
+        """A sequence leaves; its pages are given back. KeyError for an unknown one."""
+        del self._lengths[sequence]
+        for table in self._tables:
+            table.remove(sequence)
+
+    def length(self, sequence: int) -> int:
+        """How many tokens a sequence holds. KeyError for an unknown one."""
+        return self._lengths[sequence]
+
+    # -- one pass ------------------------------------------------------------------------------
+    def run(self, batch: Batch, observe: Observer | None = None) -> dict[str, np.ndarray]:
+        """One pass over the new tokens of `batch`. Returns the outputs by name: float32, ints int32.
+
+        observe: called after each node with its results, None for those inside a fused kernel; a tuple that it returns takes the place of
+        the results that are there. A pass that fails leaves the sequences as they were.
+        Raises PoemError: `run.batch` for a bad batch; KernelError for a launch that fails.
+        """
+        lengths = dict(self._lengths)
+        for chunk in batch:
+            if chunk.sequence in lengths:
+                for table in self._tables:
+                    table.grow(chunk.sequence, lengths[chunk.sequence] + len(chunk.tokens))
+        try:
+            pass_ = geometry(batch, lengths, self._tables)
+            self._refuse_beyond(pass_)
+            outputs = self._run_plan(pass_, observe)
+            counts = np.diff(pass_.qo_indptr).tolist()
+            for sequence, length, commit, count in zip(
+                pass_.sequences, pass_.kv_len.tolist(), pass_.commit_len.tolist(), counts, strict=True
+            ):
+                self._lengths[sequence] = length - count + commit
+        finally:
+            for chunk in batch:
+                if chunk.sequence in lengths:
+                    for table in self._tables:
+                        table.settle(chunk.sequence, self._lengths[chunk.sequence])
+        return outputs
+
+    def plan_for(self, bucket: Bucket) -> Plan:
+        """The plan of a bucket, made once."""
+        if bucket not in self._plans:
+            self._plans[bucket] = plan(self.graph, bucket, self.options)
+        return self._plans[bucket]
+
+    def cells(self, cache: int, sequence: int) -> list[np.ndarray]:
+        """The cells of a sequence, `[cells, width]` for each plane, as they are stored."""
+        return [self.device.download(self._plane(cache, plane))[slots] for plane, slots in self._slots(cache, sequence)]
+
+    def store_cells(self, cache: int, sequence: int, planes: list[np.ndarray]) -> None:
+        """Overwrites the first cells of a sequence with `planes` `[cells, width]`, of the dtype of the space."""
+        for values, (plane, slots) in zip(planes, self._slots(cache, sequence), strict=True):
+            memory = self._plane(cache, plane)
+            whole = self.device.download(memory)
+            whole[slots[: len(values)]] = values.astype(whole.dtype)
+            memory[...] = self.device.upload(whole)
+
+    # -- inside --------------------------------------------------------------------------------
+    def _refuse_beyond(self, pass_: Geometry) -> None:
+        if any(mask is not None for mask in pass_.masks) and not any(input_.method == "mask" for input_ in self.graph.inputs):
+            raise PoemError("run.batch", "a chunk has a mask, and the graph reads none", phase="run")
+
+    def _bucket(self, pass_: Geometry) -> Bucket:
+        rows, lanes, readouts = pass_.rows, pass_.lanes, len(pass_.readout_rows)
+        if self._padded:
+            rows, lanes, readouts = (_power(rows), _power(lanes), _power(readouts))
+        cells = max(SMALLEST_LENGTH, _power(int(pass_.kv_len.max(initial=1))))
+        return Bucket(rows, lanes, readouts, cells, tuple(self._pages), self._page_size)
+
+    def _run_plan(self, pass_: Geometry, observe: Observer | None) -> dict[str, np.ndarray]:
+        self._grow_cells()
+        bucket = self._bucket(pass_)
+        made = self.plan_for(bucket)
+        self._load(made)
+        self._memory[pass_inputs.BUFFER] = self.device.upload(pass_inputs.fill(dict(made.inputs), pass_))
+        for step in made.steps:
+            for launch in step.launches:
+                self.device.run(launch, self._memory)
+            if observe is not None:
+                self._observe(made, step, pass_, observe)
+        self.device.synchronize()
+        return {output.name: self._value(made, output.value, pass_) for output in self.graph.outputs}
+
+    def _load(self, made: Plan) -> None:
+        """Everything that a plan needs in device memory, as far as it is not there."""
+        for stored in made.stored:
+            if stored.buffer not in self._memory:
+                tensors = [self._tensor(param) for param in stored.params]
+                self._memory[stored.buffer] = self.device.upload(stored_plane(stored, tensors))
+        for name, table in made.tables.items():
+            if name not in self._memory:
+                self._memory[name] = self.device.upload(table)
+        if ARENA not in self._memory or self._memory[ARENA].nbytes < made.arena:
+            self._memory[ARENA] = self.device.empty((made.arena,), "u8")
+        self.device.prepare(made.launches)
+
+    def _tensor(self, param_id: int) -> Tensor:
+        param = self.graph.params[param_id]
+        name = next((name for name in (param.name, *param.aliases) if name in self._weights), None)
+        if name is None:
+            raise PoemError("run.weight", f"there is no weight `{param.name}`", phase="run")
+        found = self._weights[name]
+        wanted, got = f"{list(param.shape)} {param.dtype}", f"{list(found.shape)} {found.dtype}"
+        if wanted != got:
+            raise PoemError("run.weight", f"weight `{name}` does not fit the graph", phase="run", expected=wanted, found=got)
+        return found
+
+    def _grow_cells(self) -> None:
+        """Memory for every page that the tables have handed out; it doubles, so that plans are seldom made anew."""
+        for space, table in enumerate(self._tables):
+            if table.page_count <= self._pages[space]:
+                continue
+            pages = _power(table.page_count)
+            for cache in self.graph.caches:
+                if cache.kind == "kv" and cache.space == space:
+                    for plane, width in enumerate(cache.planes):
+                        name = cells_name(cache, plane)
+                        grown = self.device.empty((pages, self._page_size, width), self.graph.spaces[space].dtype)
+                        grown.reshape(-1).view(np.uint8)[...] = VOID
+                        if name in self._memory:
+                            grown[: self._pages[space]] = self._memory[name]
+                        self._memory[name] = grown
+            self._pages[space] = pages
+
+    def _plane(self, cache: int, plane: int) -> Memory:
+        memory = self._memory[cells_name(self.graph.caches[cache], plane)]
+        return memory.reshape(-1, memory.shape[2])
+
+    def _slots(self, cache: int, sequence: int) -> list[tuple[int, np.ndarray]]:
+        """For each plane of a cache, where the cells of a sequence lie in it."""
+        record = self.graph.caches[cache]
+        pages = np.array(self._tables[record.space].pages[sequence], np.intp)
+        slots = (pages[:, None] * self._page_size + np.arange(self._page_size)).reshape(-1)
+        return [(plane, slots) for plane in range(len(record.planes))]
+
+    # -- values --------------------------------------------------------------------------------
+    def _view(self, array: Array) -> Memory:
+        """The device memory of an array in the arena or among the inputs."""
+        data = self._memory[array.buffer][array.offset : array.offset + array.nbytes]
+        return data.view(STORAGE[array.dtype]).reshape(array.shape)
+
+    def _value(self, made: Plan, value: int, pass_: Geometry) -> np.ndarray:
+        """A value as a session hands it out: rows of the pass only, floats as float32."""
+        where = made.places[value]
+        found = self.device.download(self._view(where.array))[: self._true_rows(value, pass_)]
+        if found.ndim == 2:
+            found = found[:, where.start : where.start + where.width]
+        return found.astype(np.float32) if found.dtype.kind in "fV" or found.dtype == ml_dtypes.bfloat16 else found
+
+    def _true_rows(self, value: int, pass_: Geometry) -> int | None:
+        """Rows of a value in the pass; None for all, where its axis is none of the padded ones."""
+        type = self.graph.values[value].type
+        sizes = {"tokens": pass_.rows, "readouts": len(pass_.readout_rows), "lanes": pass_.lanes}
+        return None if type is None or not isinstance(type.rows, str) else sizes.get(type.rows)
+
+    def _observe(self, made: Plan, step: Step, pass_: Geometry, observe: Observer) -> None:
+        for id in step.nodes:
+            node = self.graph.nodes[id]
+            found = tuple(self._value(made, value, pass_) if value in made.places else None for value in node.results)
+            given = observe(node, found)
+            for value, result in zip(node.results, given or (), strict=bool(given)):
+                if result is not None and value in made.places:
+                    self._overwrite(made.places[value], result)
+
+    def _overwrite(self, where: Columns, values: np.ndarray) -> None:
+        view = self._view(where.array)
+        whole = self.device.download(view)
+        target = whole if whole.ndim == 1 else whole[:, where.start : where.start + where.width]
+        target[: len(values)] = values.astype(whole.dtype)
+        view[...] = self.device.upload(whole)
+
+
+def _power(count: int) -> int:
+    """The next power of two; 0 for 0."""
+    return 1 << (count - 1).bit_length() if count else 0
