@@ -93,12 +93,11 @@ def bind(
     kind_of: Callable[[Any], str],
 ) -> dict[str, Any]:
     """The converted arguments by name. Raises what `refuse(code, message, expected=, found=, hint=)` makes (`call.*`)."""
-    shown = signature(name, parameters)
     positional = [parameter for parameter in parameters if parameter.by != "name"]
     if len(args) > len(positional):
         raise refuse(
             "call.too-many", f"{name}() takes at most {len(positional)} arguments by position",
-            expected=shown, found=f"{len(args)} by position",
+            expected=signature(name, parameters), found=f"{len(args)} by position",
         )  # fmt: skip
     given: dict[str, Any] = {parameter.name: value for parameter, value in zip(positional, args, strict=False)}
     by_name = {parameter.name for parameter in parameters if parameter.by != "position"}
@@ -107,9 +106,9 @@ def bind(
             hint = did_you_mean(key, by_name)
             if any(parameter.name == key for parameter in parameters):
                 hint = f"{key} is given by position"
-            raise refuse("call.unknown-argument", f"{name}() has no argument `{key}`", expected=shown, hint=hint)
+            raise refuse("call.unknown-argument", f"{name}() has no argument `{key}`", expected=signature(name, parameters), hint=hint)
         if key in given:
-            raise refuse("call.repeated-argument", f"{name}(): {key} is given twice", expected=shown)
+            raise refuse("call.repeated-argument", f"{name}(): {key} is given twice", expected=signature(name, parameters))
         given[key] = value
     bound: dict[str, Any] = {}
     for parameter in parameters:
@@ -120,7 +119,7 @@ def bind(
             elif parameter.default is not REQUIRED:
                 bound[parameter.name] = parameter.default
             else:
-                raise refuse("call.missing-argument", f"{name}(): {parameter.name} is missing", expected=shown)
+                raise refuse("call.missing-argument", f"{name}(): {parameter.name} is missing", expected=signature(name, parameters))
             continue
         try:
             bound[parameter.name] = parameter.wants.convert(value)
@@ -128,5 +127,6 @@ def bind(
             wanted = unfit.expected or parameter.wants.word
             found = unfit.found or kind_of(value)
             message = f"{name}(): {parameter.name} wants {wanted}, found {found}"
-            raise refuse(unfit.code, message, expected=wanted, found=found, hint=f"the signature is {shown}") from None
+            hint = f"the signature is {signature(name, parameters)}"
+            raise refuse(unfit.code, message, expected=wanted, found=found, hint=hint) from None
     return bound

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from poem.errors import PoemErrors
+from poem.errors import PackageError, PoemErrors
 from poem.graph import Node, Ref
 from poem.language.evaluation import Evaluation
 from poem.ops import REGISTRY
@@ -13,7 +13,8 @@ MAXIMUM_SHOWN = 20
 
 def check_trace(evaluation: Evaluation, tracer: Tracer) -> None:
     """Raises PackageError (`forward.no-output`, `forward.read-before-append`, ...); several faults come together."""
-    faults = []
+    faults: list[PackageError] = []
+    late: list[PackageError] = []
     if not tracer.outputs:
         faults.append(evaluation.error("forward.no-output", "forward registers no result", expected='output("logits", value)'))
     first_read: dict[int, Node] = {}
@@ -23,17 +24,20 @@ def check_trace(evaluation: Evaluation, tracer: Tracer) -> None:
             if type(operand) is Ref and operand.kind == "cache" and tracer.caches[operand.id].kind == "kv":
                 if REGISTRY[node.op].effect == "cache":
                     if operand.id in first_read and operand.id not in appended:
-                        faults.append(_read_before_append(evaluation, tracer, operand.id, first_read[operand.id], node))
+                        late.append(_read_before_append(evaluation, tracer, operand.id, first_read[operand.id], node))
                     appended.add(operand.id)
                 elif operand.id not in appended:
                     first_read.setdefault(operand.id, node)
+    if len(late) > MAXIMUM_SHOWN:
+        late[MAXIMUM_SHOWN - 1].hint += f"; and {len(late) - MAXIMUM_SHOWN} more of this kind"
+    faults += late[:MAXIMUM_SHOWN]
     if len(faults) == 1:
         raise faults[0]
     if faults:
-        raise PoemErrors(faults[:MAXIMUM_SHOWN])
+        raise PoemErrors(faults)
 
 
-def _read_before_append(evaluation: Evaluation, tracer: Tracer, cache: int, read: Node, append: Node):  # type: ignore[no-untyped-def]
+def _read_before_append(evaluation: Evaluation, tracer: Tracer, cache: int, read: Node, append: Node) -> PackageError:
     def place(node: Node) -> str:
         return f"{node.where[-1].file}:{node.where[-1].line}" if node.where else "?"
 

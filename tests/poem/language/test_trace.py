@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from poem.errors import Frame
+from poem.errors import Frame, PoemErrors
 from poem.graph import Cut, Graph, ValueType
 from poem.package import Package, load_package, load_package_from_texts
 from poem.tracer import Tracer
@@ -189,6 +190,32 @@ def test_repeated_calls_keep_their_own_lines() -> None:
     lines = [node.where[-1].line - first for node in graph.nodes[1:]]
     assert lines == [2, 3, 3, 1] * 3
     assert [node.attributes["s"] for node in graph.nodes[1:5]] == [0.5, 1.0, 1.0, 0.5]
+
+
+def test_threads_may_trace_at_once() -> None:
+    loaded = llama()
+    names = list(loaded.deployments)[-8:]
+    alone = [loaded.trace(name).digest() for name in names]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda name: loaded.trace(name).digest(), names)) == alone
+
+
+def test_faults_at_the_end_of_a_trace_come_together() -> None:
+    rows = "s = c.kv_space(m.kv)\n    for i in range(25):\n        c.kv(s, 'kv.%d' % i, [KV, KV], HEAD_DIM, heads = True)"
+    attend = "o = ops.attn.attend(q, pages, inputs, HEAD_DIM, KV_HEADS, m.sm_scale)"
+    late = "for i in range(25):\n        o = ops.attn.attend(q, inputs.kv('kv.%d' % i), inputs, HEAD_DIM, KV_HEADS, m.sm_scale)\n        ops.attn.kv_append(k, k, inputs.kv('kv.%d' % i))"
+    loaded = toy(
+        ('c.kv(c.kv_space(m.kv), "kv", [KV, KV], HEAD_DIM, heads = True)', rows),
+        ('    pages = inputs.kv("kv")\n', ""),
+        ("    ops.attn.kv_append(k, ops.linear.matmul(x, m.v), pages)\n", ""),
+        (attend, late),
+        ('output("logits"', '(lambda *given: None)("logits"'),
+    )
+    with pytest.raises(PoemErrors) as caught:
+        loaded.trace("toy-tiny-bf16-kv-bf16")
+    codes = [error.code for error in caught.value.errors]
+    assert codes == ["forward.no-output"] + ["forward.read-before-append"] * 20
+    assert "and 5 more" in caught.value.render()
 
 
 # -- notes ---------------------------------------------------------------------------------------------------------------
