@@ -114,7 +114,7 @@ class _Pass:
             given.append(result if own is None else own.astype(result.dtype))
             if own is not None:
                 self.known.add(value)
-                kept.append(own)
+                kept.append(self._within(value, own, bounds[i]))
             elif isinstance(result, np.ndarray) and result.dtype.kind == "f":
                 self.own[value] = result, np.broadcast_to(bounds[i].error, result.shape)
                 kept.append(Running(bounds[i].arithmetic, result, bounds[i].error))
@@ -164,6 +164,15 @@ class _Pass:
             own[:, point.columns] = self.expected[point.name]
         self.taints["value", value] = frozenset()
         return own
+
+    def _within(self, value: int, own: np.ndarray, bound: Running) -> np.ndarray | Running:
+        """The original's value, exact; columns that it does not show keep their errors."""
+        shown = np.zeros(own.shape[1], bool)
+        for point in self.points.get(value, ()):
+            shown[point.columns] = True
+        if shown.all() or value in self.overrides:
+            return own
+        return Running(bound.arithmetic, own, np.where(shown, 0.0, bound.error))
 
     def _suspect(self, node: Node, handed: bool, point: Point, which: int, results: tuple[np.ndarray, ...], error: np.ndarray) -> int:
         """Remember a tensor that differs; the op blamed is the value's own, or the one it is handed to. Returns its number."""
