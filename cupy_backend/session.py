@@ -7,11 +7,11 @@ import ml_dtypes
 import numpy as np
 
 from cupy_backend.launch import Array, Launch
-from cupy_backend.plan import Bucket, Columns, Options, Plan, Step, plan
+from cupy_backend.plan import Bucket, Columns, Options, Plan, Step, Stored, plan
 from cupy_backend.plan import inputs as pass_inputs
 from cupy_backend.plan.build import ARENA
 from cupy_backend.plan.lowering import cells_name
-from cupy_backend.plan.prepare import stored_plane
+from cupy_backend.plan.prepare import stored_planes
 from poem.batch import Batch, Geometry, PageTable, geometry
 from poem.dtypes.leaves import STORAGE
 from poem.dtypes.tensor import Tensor
@@ -163,10 +163,13 @@ class Session:
 
     def _load(self, made: Plan) -> None:
         """Everything that a plan needs in device memory, as far as it is not there."""
+        missing: dict[tuple[tuple[int, ...], str], list[Stored]] = {}
         for stored in made.stored:
             if stored.buffer not in self._memory:
-                tensors = [self._tensor(param) for param in stored.params]
-                self._memory[stored.buffer] = self.device.upload(stored_plane(stored, tensors))
+                missing.setdefault((stored.params, stored.prepare), []).append(stored)
+        for (params, _), wanted in missing.items():
+            for buffer, plane in stored_planes(wanted, [self._tensor(param) for param in params]).items():
+                self._memory[buffer] = self.device.upload(plane)
         for name, table in made.tables.items():
             if name not in self._memory:
                 self._memory[name] = self.device.upload(table)

@@ -11,6 +11,7 @@ from cupy_backend.kernels.arrays import unsupported
 from cupy_backend.launch import Array, Launch
 from cupy_backend.plan import inputs
 from cupy_backend.plan.patterns import Group, operand
+from cupy_backend.plan.prepare import planes_of
 from cupy_backend.plan.record import Bucket, Columns, Cost, Options, Stored
 from poem.dtypes import Dtype
 from poem.graph import Cache, Graph, Node, Param
@@ -119,23 +120,21 @@ class Lowering:
         return self.graph.params[operand(node, name).id]
 
     def weight(self, *params: Param, prepare: str = "") -> dict[str, Array]:
-        """The planes of a weight, or of several joined along the first axis, by path."""
-        rows = sum(param.shape[0] for param in params)
-        planes = Dtype(params[0].dtype).planes((rows, *params[0].shape[1:]))
-        name = "+".join(param.name for param in params)
+        """The planes of a weight, or of several joined along the first axis, by path. prepare: the layout, if not their own."""
+        dtype = Dtype(params[0].dtype)
+        name, layout = "+".join(param.name for param in params), "" if dtype.is_leaf else prepare
         found = {}
-        for plane in planes:
-            buffer = "/".join(filter(None, (name, plane.path, prepare)))
-            ids = tuple(param.id for param in params)
-            self.stored.setdefault(buffer, Stored(buffer, ids, plane.path, plane.shape, plane.leaf, prepare))
-            found[plane.path] = self.stored[buffer].array
+        for path, (shape, leaf) in planes_of(dtype, [param.shape[0] for param in params], params[0].shape[1:], layout).items():
+            buffer = "/".join(filter(None, (name, layout, path)))
+            self.stored.setdefault(buffer, Stored(buffer, tuple(param.id for param in params), path, shape, leaf, layout))
+            found[path] = self.stored[buffer].array
         return found
 
-    def table(self, name: str, make: Callable[[], np.ndarray]) -> Array:
-        """An f32 array made from attributes; one for each name."""
+    def table(self, name: str, dtype: str, make: Callable[[], np.ndarray]) -> Array:
+        """An array that is there at load; one for each name."""
         if name not in self.tables:
             self.tables[name] = make()
-        return Array(name, "constant", self.tables[name].shape, "f32")
+        return Array(name, "constant", self.tables[name].shape, dtype)
 
     # -- caches --------------------------------------------------------------------------------
     def cache(self, node: Node, name: str = "cache") -> Cache:

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from cupy_backend.plan.prepare import is_joinable
 from poem.dtypes import Dtype
 from poem.graph import Graph, Node, Ref
 
 APPENDS = ("attn.kv_append", "attn.kv_append_shared")
 NORMS = ("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
-PRODUCTS = ("linear.matmul", "linear.lm_head")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
 class Group(NamedTuple):
@@ -96,8 +97,9 @@ def _product_glu(uses: Uses, node: Node) -> tuple[int, ...] | None:
 
 
 def is_plain_glu(node: Node) -> bool:
-    """Whether a glu has its gate and up projection in one operand, and no limits."""
-    return node.operands["up"] is None and all(node.attributes[name] is None for name in ("limit", "alpha", "beta", "up_cap"))
+    """Whether a glu has its gate and up projection in one operand, an activation that kernels have, and no limits."""
+    limits = [node.attributes[name] for name in ("limit", "alpha", "beta", "up_cap")]
+    return node.operands["up"] is None and node.attributes["act"] in ACTIVATIONS and limits == [None] * 4
 
 
 def _rope_append(uses: Uses, node: Node) -> tuple[int, ...] | None:
@@ -138,9 +140,9 @@ def _joined(uses: Uses, node: Node) -> tuple[int, ...] | None:
 
 
 def _is_joinable(uses: Uses, node: Node) -> bool:
-    """Whether the rows of a product's weight may lie behind those of another's: plain floats, used here only."""
-    weight = operand(node, "w")
-    return Dtype(uses.graph.params[weight.id].dtype).is_float and len(uses.of("param", weight.id)) == 1
+    """Whether the rows of a product's weight may lie behind those of another's, and it is used here only."""
+    weight = uses.graph.params[operand(node, "w").id]
+    return len(uses.of("param", weight.id)) == 1 and is_joinable(Dtype(weight.dtype), [weight.shape[0]])
 
 
 def _weight_dtype(uses: Uses, node: Node) -> str:
