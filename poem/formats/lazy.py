@@ -321,8 +321,14 @@ def _holds_all(narrow: str, wide: str) -> bool:
     return np.can_cast(STORAGE[narrow], STORAGE[wide])
 
 
+def _has_infinite(values: np.ndarray) -> bool:
+    if values.dtype == STORAGE["bf16"]:  # by bits: several times as fast as isinf of this type
+        return bool(((values.view(np.uint16) & np.uint16(0x7FFF)) == 0x7F80).any())
+    return bool(np.isinf(values).any())
+
+
 def _check_range(values: np.ndarray, out: np.ndarray, floats: bool, start: int, dtype: Dtype) -> None:
-    if floats and not np.isinf(out).any():
+    if floats and not _has_infinite(out):
         return
     wrong = np.isinf(out) & ~np.isinf(values) if floats else out != values
     if wrong.any():

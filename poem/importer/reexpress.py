@@ -63,11 +63,13 @@ def _converted(dtype: Dtype, wanted: Dtype, planes: Mapping[str, np.ndarray]) ->
     old, new = dtype.term, wanted.term
     assert isinstance(old, Grouped)
     assert isinstance(new, Grouped)
-    # Products of a zero point of 8 bits and a float of at most 24 are exact in float64.
-    exact = {"gain": leaves.decode(planes["gain"].reshape(-1), str(old.gain), np.float64).reshape(planes["gain"].shape)}
+    # A zero point has 8 bits and a bf16 or f16 gain at most 11: their product is exact in float32.
+    wide = np.float32 if str(old.gain) in ("bf16", "f16") and str(old.offset) not in ("f32", "f64") else np.float64
+    exact = {"gain": leaves.decode(planes["gain"].reshape(-1), str(old.gain), wide).reshape(planes["gain"].shape)}
     if old.offset is not None:
-        offset = leaves.decode(planes["offset"].reshape(-1), str(old.offset), np.float64).reshape(planes["offset"].shape)
-        exact["offset"] = 0 - offset * exact["gain"] if old.tail == "z" else offset
+        offset = leaves.decode(planes["offset"].reshape(-1), str(old.offset), wide).reshape(planes["offset"].shape)
+        with np.errstate(over="ignore"):
+            exact["offset"] = 0 - offset * exact["gain"] if old.tail == "z" else offset
     found: dict[str, np.ndarray] = {}
     for path, values in exact.items():
         leaf = str(new.gain if path == "gain" else new.offset)
@@ -75,7 +77,7 @@ def _converted(dtype: Dtype, wanted: Dtype, planes: Mapping[str, np.ndarray]) ->
             found[path] = planes[path]
             continue
         found[path] = leaves.encode(values, leaf)
-        wrong = leaves.decode(found[path].reshape(-1), leaf, np.float64).reshape(values.shape) != values
+        wrong = (leaves.decode(found[path].reshape(-1), leaf, wide).reshape(values.shape) != values) | np.isinf(values)
         if wrong.any():
             at = tuple(int(index) for index in np.argwhere(wrong)[0])
             return found, f"its codes can only be kept where every {path} is a {leaf} number: {float(values[at])!r} at {list(at)} is none"

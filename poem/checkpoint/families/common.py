@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from poem.checkpoint.planes import bad_scale, select
-from poem.checkpoint.stored import Factors, RawTensor, Stored, Table
+from poem.checkpoint.stored import RawTensor, Stored, Table
 from poem.dtypes import Dtype, Plane
 from poem.dtypes.tensor import STORAGE, Tensor
 from poem.errors import CheckpointError
@@ -17,6 +17,7 @@ ENDINGS = (
 )  # fmt: skip
 SIBLINGS = ("scales", "biases", "qweight", "qzeros", "g_idx", "pre_quant_scale")
 Codes = Callable[[int, int], np.ndarray]  # rows of the first axis as a plane of packed codes
+FactorsOfRows = Callable[[int, int], Mapping[str, np.ndarray]]  # rows of all other planes, by path
 
 
 def module_of(name: str) -> str:
@@ -46,12 +47,12 @@ def unexplained(table: Table, stored: Stored) -> list[str]:
 
 def from_planes(
     name: str, word: str, dtype: Dtype, shape: tuple[int, ...], tensors: tuple[str, ...], codes: RawTensor | Codes,
-    factors: Mapping[str, RawTensor | np.ndarray] | Factors, *, zeros: bool = False, check: Callable[[], Iterable[str]] = tuple,
+    factors: Mapping[str, RawTensor | np.ndarray] | FactorsOfRows, *, zeros: bool = False, check: Callable[[], Iterable[str]] = tuple,
 ) -> Stored:  # fmt: skip
     """A stored weight whose planes are tensors of the checkpoint.
 
     codes: a tensor that holds them, viewed with the shape that the term gives; or what rearranges rows of them. factors:
-    all other planes by path, as tensors or arrays, or what computes them. zeros: whether a scale may be zero. check:
+    all other planes by path, as tensors or arrays, or what computes rows of them. zeros: whether a scale may be zero. check:
     what else is to be checked in the data; gives notes.
     """
     given = dict(factors) if isinstance(factors, Mapping) else {}
@@ -67,15 +68,15 @@ def from_planes(
 
     def arrays() -> dict[str, np.ndarray]:
         if not isinstance(factors, Mapping):
-            return dict(factors())
+            return dict(factors(0, shape[0]))
         return {path: viewed(plane, wanted[path]) for path, plane in factors.items()}
 
     def read(start: int, stop: int) -> Tensor:
         if isinstance(codes, RawTensor):
             whole = Tensor(dtype, shape, {"code": viewed(codes, wanted["code"]), **arrays()})
             return whole if (start, stop) == (0, shape[0]) else select(whole, 0, range(start, stop))
-        of_rows = {path: plane[start:stop] for path, plane in arrays().items()}
-        return Tensor(dtype, (stop - start, *shape[1:]), {"code": codes(start, stop), **of_rows})
+        assert not isinstance(factors, Mapping)  # rearranged codes come with rearranged factors
+        return Tensor(dtype, (stop - start, *shape[1:]), {"code": codes(start, stop), **factors(start, stop)})
 
     def checked() -> tuple[str, ...]:
         wrong = bad_scale(dtype.term, arrays(), zeros=zeros)

@@ -88,8 +88,6 @@ def _dequantised(rows: np.ndarray, tag: str) -> np.ndarray:
 
 def _nibbles(name: str, raw: RawTensor, tensors: tuple[str, ...]) -> Stored:
     text, size, before = NIBBLES[raw.tag]
-    groups = (*raw.shape[:-1], raw.shape[-1] // BLOCK)
-
     def codes(start: int, stop: int) -> np.ndarray:
         blocks = _block_rows(raw, start, stop).reshape(-1, size)[:, before:]
         out = np.empty(blocks.shape, np.uint8)  # byte i: elements 2i and 2i + 1 are the low, then the high nibbles of two bytes
@@ -98,8 +96,9 @@ def _nibbles(name: str, raw: RawTensor, tensors: tuple[str, ...]) -> Stored:
         out[:, 8:] = (even >> 4) | (odd & 0xF0)
         return out.reshape(stop - start, *raw.shape[1:-1], raw.shape[-1] // 2)
 
-    def factors() -> dict[str, np.ndarray]:
-        head = _block_rows(raw, 0, raw.shape[0]).reshape(-1, size)[:, :before]
+    def factors(start: int, stop: int) -> dict[str, np.ndarray]:
+        head = _block_rows(raw, start, stop).reshape(-1, size)[:, :before]
+        groups = (stop - start, *raw.shape[1:-1], raw.shape[-1] // BLOCK)
         if raw.tag == "MXFP4":
             return {"gain": np.ascontiguousarray(head).reshape(groups)}
         halves = np.ascontiguousarray(head).view(np.float16)

@@ -87,8 +87,8 @@ def _integers(
         packed = np.ascontiguousarray(zero.data().T).view(np.uint8)  # [groups, bytes of all rows]
         return np.ascontiguousarray(leaves.unpack(packed, bits)[:, :rows].T)
 
-    def factors() -> dict[str, np.ndarray]:
-        return {"gain": scale.data().reshape(rows, groups), "offset": zeros()}
+    def factors(start: int, stop: int) -> dict[str, np.ndarray]:
+        return {"gain": scale.data(start, stop), "offset": zeros()[start:stop]}
 
     def codes(start: int, stop: int) -> np.ndarray:
         return raw.data(start, stop).view(np.uint8)[:, : columns * bits // 8]

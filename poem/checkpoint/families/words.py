@@ -57,22 +57,28 @@ def find(table: Table, name: str, stated: Stated) -> Stored | None:
     if problem:
         return unreadable(name, word, shape, tensors, problem)
 
-    def factors() -> dict[str, np.ndarray]:
-        return {"gain": np.ascontiguousarray(scales.data().T), "offset": zero_points().T}
+    def spread(start: int, stop: int) -> tuple[slice, slice]:
+        """The words that hold a range of outputs, and where it is among their outputs."""
+        first, last = start // per_word, -(-stop // per_word)
+        return slice(first, last), slice(start - first * per_word, stop - first * per_word)
 
-    def zero_points() -> np.ndarray:  # [groups, outputs]
+    def factors(start: int, stop: int) -> dict[str, np.ndarray]:
+        return {"gain": np.ascontiguousarray(scales.data()[:, start:stop].T), "offset": zero_points(start, stop)}
+
+    def zero_points(start: int, stop: int) -> np.ndarray:
         if zeros is None:
-            return np.full((groups, outputs), 8, np.uint8)
+            return np.full((stop - start, groups), 8, np.uint8)
+        held, kept = spread(start, stop)
         if awq:
-            return _awq_codes(zeros.data()).T
-        fields = leaves.unpack(zeros.data().view(np.uint8), bits)
-        return fields + np.uint8(stated.version == "gptq")
+            return _awq_codes(zeros.data()[:, held])[kept]
+        fields = leaves.unpack(np.ascontiguousarray(zeros.data()[:, held]).view(np.uint8), bits)
+        return np.ascontiguousarray(fields[:, kept].T) + np.uint8(stated.version == "gptq")
 
     def codes(start: int, stop: int) -> np.ndarray:
         if not awq:
             return np.ascontiguousarray(raw.data()[:, start:stop].T).view(np.uint8)
-        first, last = start // per_word, -(-stop // per_word)
-        return leaves.pack(_awq_codes(raw.data()[:, first:last])[start - first * per_word : stop - first * per_word], bits)
+        held, kept = spread(start, stop)
+        return leaves.pack(_awq_codes(raw.data()[:, held])[kept], bits)
 
     def check() -> Iterator[str]:
         if not awq:
