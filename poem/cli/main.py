@@ -16,6 +16,7 @@ from poem.home import copy_shipped
 SUBCOMMANDS = {
     "check": "compare a model with its golden or with the original",
     "trace": "print the graph of a deployment",
+    "plan": "print what a GPU is asked to do in one pass",
     "import": "turn a checkpoint into a .zt file",
     "run": "generate text",
     "inspect": "list the tensors of a checkpoint or .zt file",
