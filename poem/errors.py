@@ -124,8 +124,16 @@ class PoemErrors(PoemError):
     def __init__(self, errors: Sequence[PoemError]) -> None:
         first = errors[0]
         super().__init__(
-            first.code, first.message, phase=first.phase, file=first.file, line=first.line, column=first.column,
-            expected=first.expected, found=first.found, hint=first.hint, stack=first.stack,
+            first.code,
+            first.message,
+            phase=first.phase,
+            file=first.file,
+            line=first.line,
+            column=first.column,
+            expected=first.expected,
+            found=first.found,
+            hint=first.hint,
+            stack=first.stack,
         )
         self.errors = tuple(errors)
 

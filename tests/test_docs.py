@@ -18,6 +18,7 @@ import pytest
 
 import poem
 from poem.errors import PoemError
+from poem.graph import Graph
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,12 +63,16 @@ def packages_of(page: Path, folder: Path) -> None:
             (folder / example.argument).write_text(example.text)
 
 
+def traced(path: Path) -> list[Graph]:
+    """The graphs of every deployment of a package."""
+    package = poem.load_package(path)
+    return [package.trace(deployment) for deployment in package.deployments.values()]
+
+
 @pytest.mark.parametrize("example", examples("poem"), ids=str)
 def test_a_package_in_the_docs_traces(example: Example, tmp_path: Path) -> None:
     (tmp_path / example.argument).write_text(example.text)
-    package = poem.load_package(tmp_path / example.argument)
-    for deployment in package.deployments.values():
-        assert package.trace(deployment).nodes
+    assert all(graph.nodes for graph in traced(tmp_path / example.argument))
 
 
 @pytest.mark.parametrize("example", examples("poem-error"), ids=str)
@@ -75,9 +80,7 @@ def test_a_wrong_package_in_the_docs_is_refused_as_it_says(example: Example, tmp
     path = tmp_path / "wrong.poem"
     path.write_text(example.text)
     with pytest.raises(PoemError) as caught:
-        package = poem.load_package(path)
-        for deployment in package.deployments.values():
-            package.trace(deployment)
+        traced(path)
     assert caught.value.code == example.argument, caught.value.render()
 
 
