@@ -27,7 +27,7 @@ GUARD = 4096  # bytes between the arguments of a checked launch, so that no over
 POISON = 0xFF  # NaN in every float format that has one
 HOPPER_FP8_BITS = 13
 SHARE = 4  # kernels of a file that are worth a compiler of their own
-RUNTIME_FLAGS: tuple[str, ...] = ("-O3",)  # with -DPOEM_UCONTEXT fibers switch as on machines other than x86-64
+RUNTIME_FLAGS: tuple[str, ...] = ("-O2",)  # with -DPOEM_UCONTEXT fibers switch as on machines other than x86-64
 _CTYPES = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float}
 _one_at_a_time = threading.Lock()  # the emulated machine is one per process
 
@@ -76,13 +76,16 @@ class _Statistics(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in Counters._fields)
 
 
+def _build_runtime() -> Path:
+    files = sorted((sources.folder() / "emu").glob("*.cpp"))
+    text = "".join(f'#include "{path}"\n' for path in files)  # one translation unit: the headers are read once
+    return host_compiler.build_library("emulator", text, RUNTIME_FLAGS, sources.emulator_digest())
+
+
 @lru_cache
 def runtime() -> ctypes.CDLL:
     """The emulator, built on first use. KernelError if there is no g++."""
-    files = sorted((sources.folder() / "emu").glob("*.cpp"))
-    text = "".join(f'#include "{path}"\n' for path in files)  # one translation unit: the headers are read once
-    library = host_compiler.build_library("emulator", text, RUNTIME_FLAGS, sources.emulator_digest())
-    loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # kernels find the emulator's functions by name
+    loaded = ctypes.CDLL(str(_build_runtime()), mode=ctypes.RTLD_GLOBAL)  # kernels find the emulator's functions by name
     loaded.poem_error.restype = ctypes.c_char_p
     return loaded
 
@@ -97,17 +100,15 @@ class _Kernel(NamedTuple):
 _kernels: dict[tuple[Path, str, Mode], _Kernel] = {}  # of this process
 
 
-def _compile(path: Path, kernels: Sequence[str], mode: Mode) -> None:
-    """Makes kernels of one file callable: one library, from the cache on disk if it is there."""
+def _build(path: Path, kernels: Sequence[str], mode: Mode) -> Path:
+    """Kernels of one file as one library, from the cache on disk if it is there."""
     text = f'#include "{path}"\n#define POEM_EXPORT extern "C" __attribute__((visibility("default")))\n'
     for i, kernel in enumerate(kernels):
         text += f"POEM_EXPORT void poem_entry_{i}(void** arguments) {{ poem::emu::Bind<&{kernel}>::call(arguments); }}\n"
         text += f"POEM_EXPORT int poem_sizes_{i}(uint32_t* sizes) {{ return poem::emu::Bind<&{kernel}>::sizes(sizes); }}\n"
     flags = (*host_compiler.MODES[mode], "-fvisibility=hidden", f"-I{sources.folder()}")
-    identity = sources.digest(sources.emulator_digest(), path.read_bytes())
-    library = ctypes.CDLL(str(host_compiler.build_library(f"{path.stem}-{mode}", text, flags, identity)))
-    for i, kernel in enumerate(kernels):
-        _kernels[path, kernel, mode] = _Kernel(library[f"poem_entry_{i}"], library[f"poem_sizes_{i}"])
+    identity = sources.digest(sources.emulator_headers_digest(), path.read_bytes())
+    return host_compiler.build_library(f"{path.stem}-{mode}", text, flags, identity)
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:
@@ -153,7 +154,6 @@ class EmulatedDevice:
 
     def prepare(self, launches: Iterable[Launch]) -> None:
         """Compiles the kernels of these launches together, which is several times quicker than one by one in `run`."""
-        runtime()
         wanted: dict[Path, list[str]] = {}
         for path, kernel in sorted({(sources.find(launch.source), launch.kernel) for launch in launches}):
             if (path, kernel, self.mode) not in _kernels:
@@ -166,7 +166,13 @@ class EmulatedDevice:
             size = max(SHARE, -(-len(kernels) // workers))
             jobs += [(path, kernels[start : start + size]) for start in range(0, len(kernels), size)]
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(lambda job: _compile(job[0], job[1], self.mode), jobs))
+            pool.submit(_build_runtime)
+            libraries = list(pool.map(lambda job: _build(job[0], job[1], self.mode), jobs))
+        runtime()  # first, so that the libraries find it
+        for (path, kernels), library in zip(jobs, libraries, strict=True):
+            loaded = ctypes.CDLL(str(library))
+            for i, kernel in enumerate(kernels):
+                _kernels[path, kernel, self.mode] = _Kernel(loaded[f"poem_entry_{i}"], loaded[f"poem_sizes_{i}"])
 
     def run(self, launch: Launch, memory: Mapping[str, np.ndarray]) -> Counters:
         """Runs one launch on the buffers in `memory`, by name.
@@ -174,7 +180,6 @@ class EmulatedDevice:
         KernelError: `kernel.*` if it cannot be compiled or does not fit its arguments, `emu.*` for what the checker found, with the kernel,
         its file and line, block, thread and nodes.
         """
-        emulator = runtime()
         self.prepare([launch])
         kernel = _kernels[sources.find(launch.source), launch.kernel, self.mode]
         bound = _Bound(launch, memory, checked=self.mode == "checked")
@@ -186,13 +191,13 @@ class EmulatedDevice:
         statistics = _Statistics()
         pointers = (ctypes.c_void_p * len(bound.parameters))(*(ctypes.addressof(parameter) for parameter in bound.parameters))
         with _one_at_a_time:
-            failed = emulator.poem_launch(
+            failed = runtime().poem_launch(
                 kernel.entry, (ctypes.c_uint32 * 3)(*launch.grid), (ctypes.c_uint32 * 3)(*launch.block),
                 ctypes.c_uint32(launch.shared), pointers, ctypes.byref(options), bound.arguments, len(bound.arguments),
                 ctypes.byref(statistics),
             )  # fmt: skip
             if failed:
-                raise _error(launch, *(emulator.poem_error(part).decode() for part in range(4)))
+                raise _error(launch, *(runtime().poem_error(part).decode() for part in range(4)))
         bound.copy_back()
         return Counters(*(getattr(statistics, name) for name in Counters._fields))
 

@@ -50,10 +50,16 @@ def prelude_digest() -> str:
 
 
 @lru_cache
+def emulator_headers_digest() -> str:
+    """Identifies what every kernel includes on the CPU."""
+    return digest(prelude_digest(), _digest_of(sorted((folder() / "emu").glob("*.h"))))
+
+
+@lru_cache
 def emulator_digest() -> str:
-    """Identifies the emulator, its headers and the prelude."""
-    return digest(prelude_digest(), _digest_of(sorted((folder() / "emu").iterdir())))
+    """Identifies the emulator with all that it is built from."""
+    return digest(emulator_headers_digest(), _digest_of(sorted((folder() / "emu").glob("*.cpp"))))
 
 
 def _digest_of(paths: list[Path]) -> str:
-    return digest(*(part for path in paths if path.is_file() for part in (path.name, path.read_bytes())))
+    return digest(*(part for path in paths for part in (path.name, path.read_bytes())))
