@@ -1,6 +1,8 @@
 """The tracer by itself: binding, kinds, attributes, plans. It knows nothing of Starlark."""
 
+import inspect
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -199,14 +201,10 @@ def test_a_trace_has_a_limit_of_nodes() -> None:
 
 def test_rules_look_at_the_maker_of_integer_values_and_plans_only() -> None:
     """Repeating a call is right because a rule sees nothing of a float value but its type."""
-    import inspect
-
     lookers = {name for name, op in REGISTRY.items() if "made_by" in inspect.getsource(op.rule)}
     for name in lookers:
         source = inspect.getsource(REGISTRY[name].rule)
-        looked_at = {
-            word.split(".made_by")[0].split()[-1].strip("(") for word in source.split("\n") if ".made_by" in word for word in [word]
-        }
+        looked_at = set(re.findall(r"(\w+)\.made_by", source))
         kinds = {parameter.name: parameter.kind for parameter in REGISTRY[name].parameters}
         for looked in looked_at:
             kind = kinds.get(looked)

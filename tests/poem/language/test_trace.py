@@ -203,7 +203,11 @@ def test_threads_may_trace_at_once() -> None:
 def test_faults_at_the_end_of_a_trace_come_together() -> None:
     rows = "s = c.kv_space(m.kv)\n    for i in range(25):\n        c.kv(s, 'kv.%d' % i, [KV, KV], HEAD_DIM, heads = True)"
     attend = "o = ops.attn.attend(q, pages, inputs, HEAD_DIM, KV_HEADS, m.sm_scale)"
-    late = "for i in range(25):\n        o = ops.attn.attend(q, inputs.kv('kv.%d' % i), inputs, HEAD_DIM, KV_HEADS, m.sm_scale)\n        ops.attn.kv_append(k, k, inputs.kv('kv.%d' % i))"
+    late = (
+        "for i in range(25):\n"
+        "        o = ops.attn.attend(q, inputs.kv('kv.%d' % i), inputs, HEAD_DIM, KV_HEADS, m.sm_scale)\n"
+        "        ops.attn.kv_append(k, k, inputs.kv('kv.%d' % i))"
+    )
     loaded = toy(
         ('c.kv(c.kv_space(m.kv), "kv", [KV, KV], HEAD_DIM, heads = True)', rows),
         ('    pages = inputs.kv("kv")\n', ""),
