@@ -18,7 +18,7 @@ import numpy as np
 from cupy_backend import host_compiler, sources, tensor_map
 from cupy_backend.errors import KernelError
 from cupy_backend.host_compiler import Mode
-from cupy_backend.launch import DIRECTIONS, SCALARS, Array, Launch, Scalar, TensorMap
+from cupy_backend.launch import DIRECTIONS, SCALAR_TYPES, Array, Launch, Scalar, TensorMap
 from poem.dtypes.leaves import STORAGE
 from poem.dtypes.term import LEAF_BITS
 
@@ -28,7 +28,6 @@ POISON = 0xFF  # NaN in every float format that has one
 HOPPER_FP8_BITS = 13
 SHARE = 4  # kernels of a file that are worth a compiler of their own
 RUNTIME_FLAGS: tuple[str, ...] = ("-O2",)  # with -DPOEM_UCONTEXT fibers switch as on machines other than x86-64
-_CTYPES = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float}
 _one_at_a_time = threading.Lock()  # the emulated machine is one per process
 
 
@@ -313,8 +312,7 @@ class _Bound:
 
 
 def _scalar(argument: Scalar) -> "ctypes._CData":
-    constructor: Any = _CTYPES[argument.type]
-    made: ctypes._CData = constructor(argument.value)
+    made: ctypes._CData = SCALAR_TYPES[argument.type](argument.value)
     return made
 
 
@@ -360,6 +358,3 @@ def _source_line(place: str) -> tuple[str, int]:
     outside = [frame for frame in frames if not frame.startswith(("prelude", "emu/"))]
     file, _, line = (outside or frames or [""])[0].rpartition(":")
     return (file, int(line)) if line.isdigit() else (place, 0)
-
-
-assert set(_CTYPES) == set(SCALARS)

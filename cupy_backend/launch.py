@@ -1,9 +1,10 @@
 """The launch record: everything a device needs to run one kernel once, as plain data."""
 
+import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cupy_backend.errors import KernelError
 from poem.dtypes.leaves import STORAGE
@@ -14,7 +15,10 @@ from poem.dtypes.term import LEAF_BITS
 # the kernel may leave part of it unwritten.
 Direction = Literal["constant", "read", "write", "update", "scratch"]
 DIRECTIONS: tuple[Direction, ...] = ("constant", "read", "write", "update", "scratch")
-SCALARS = {"i32": 4, "u32": 4, "i64": 8, "u64": 8, "f32": 4}
+# Parameters by value, as C passes them.
+SCALAR_TYPES: dict[str, Any] = {
+    "i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "f32": ctypes.c_float,
+}  # fmt: skip
 MAXIMUM_THREADS = 1024
 MAXIMUM_CLUSTER = 8
 MAXIMUM_SHARED = 227 << 10  # of a block, on the device that has most
@@ -110,8 +114,8 @@ class Launch:
 
     def _check_argument(self, name: str, argument: Argument) -> None:
         if isinstance(argument, Scalar):
-            if argument.type not in SCALARS:
-                raise self.refusal(f"`{name}` has type {argument.type}", expected=" ".join(SCALARS))
+            if argument.type not in SCALAR_TYPES:
+                raise self.refusal(f"`{name}` has type {argument.type}", expected=" ".join(SCALAR_TYPES))
             return
         array = argument.array if isinstance(argument, TensorMap) else argument
         if array.dtype not in STORAGE:
