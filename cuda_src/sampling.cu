@@ -30,6 +30,15 @@ POEM_DEVICE uint64_t warp_sum(uint64_t v) {
   for (int by = 16; by > 0; by /= 2) v += __shfl_xor_sync(WARP, v, by);
   return v;
 }
+// The sum of v over this lane and those before it.
+POEM_DEVICE uint64_t cumulated(uint64_t v) {
+#pragma unroll
+  for (int by = 1; by < 32; by *= 2) {
+    const uint64_t other = __shfl_up_sync(WARP, v, by);
+    if (threadIdx.x % 32 >= by) v += other;
+  }
+  return v;
+}
 template <int THREADS> POEM_DEVICE uint64_t block_largest(uint64_t v) {
   POEM_SHARED(uint64_t, partial, [THREADS / 32]);
   v = warp_largest(v);
@@ -90,12 +99,7 @@ template <int THREADS, class Measure> POEM_DEVICE int locate(int width, uint64_t
   for (int i = 0; i < warp; ++i) before += sums[i];
   if (before < need && need <= before + sum) {
     for (int start = first; start < stop; start += 32) {
-      uint64_t until = start + lane < stop ? measure(start + lane) : 0;
-#pragma unroll
-      for (int by = 1; by < 32; by *= 2) {
-        const uint64_t other = __shfl_up_sync(WARP, until, by);
-        if (lane >= by) until += other;
-      }
+      const uint64_t until = cumulated(start + lane < stop ? measure(start + lane) : 0);
       const uint32_t reached = __ballot_sync(WARP, before + until >= need);
       if (reached) {
         if (lane == 0) *found = start + __ffs(reached) - 1;
@@ -112,6 +116,7 @@ template <int THREADS, class Measure> POEM_DEVICE int locate(int width, uint64_t
 // Eight bits of the key at a time: a histogram of the measures tells in which of 256 parts the last one lies.
 template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* row, int width, uint64_t need, Measure measure) {
   POEM_SHARED(uint64_t, histogram, [256]);
+  POEM_SHARED(uint64_t, rest, [2]);
   uint32_t key = 0, known = 0;
   for (int shift = 24; shift >= 0; shift -= 8) {
     for (int i = threadIdx.x; i < 256; i += THREADS) histogram[i] = 0;
@@ -121,8 +126,23 @@ template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* r
       if ((other & known) == key) atomicAdd(&histogram[other >> shift & 255], measure(id));
     }
     __syncthreads();
-    uint32_t part = 255;
-    for (; part > 0 && histogram[part] < need; --part) need -= histogram[part];
+    if (threadIdx.x < 32) {   // each lane looks at eight parts, from the largest down
+      const int lane = threadIdx.x, top = 255 - lane * 8;
+      uint64_t own = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) own += histogram[top - i];
+      const uint64_t until = cumulated(own);
+      if (until - own < need && (need <= until || lane == 31)) {
+        uint64_t left = need - (until - own);
+        int part = top;
+        for (; part > top - 7 && histogram[part] < left; --part) left -= histogram[part];
+        rest[0] = left;
+        rest[1] = part;
+      }
+    }
+    __syncthreads();
+    need = rest[0];
+    const uint32_t part = (uint32_t)rest[1];
     key |= part << shift;
     known |= 255u << shift;
     __syncthreads();

@@ -23,9 +23,7 @@ CODES = {
 GAINS = {"bf16": "bf16", "f16": "f16", "f32": "float", "e8m0": "e8m0", "e4m3": "e4m3"}
 
 
-def embed(
-    ids: Array, table: Mapping[str, Array], out: Array, *, dtype: Dtype, vocab: int, nodes: tuple[int, ...] = ()
-) -> list[Launch]:
+def embed(ids: Array, table: Mapping[str, Array], out: Array, *, dtype: Dtype, vocab: int, nodes: tuple[int, ...] = ()) -> list[Launch]:
     """out[n] = table[ids[n]], in the compute dtype of the table; ids i32 of any shape, out `[ids, width]` in their order.
 
     table: the planes of a weight `[rows, width]` of `dtype`, by path. Ids outside 0 .. vocab - 1 read row 0.

@@ -51,7 +51,11 @@ def sample(
     rows, width = logits.shape
     if width > MAXIMUM_VOCABULARY:
         raise KernelError(
-            "kernel.unsupported", "no kernel samples from so many tokens", phase="plan", expected=f"at most {MAXIMUM_VOCABULARY}", found=str(width)
+            "kernel.unsupported",
+            "no kernel samples from so many tokens",
+            phase="plan",
+            expected=f"at most {MAXIMUM_VOCABULARY}",
+            found=str(width),
         )
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "uniform": uniform}
     arguments: dict[str, Argument] = {

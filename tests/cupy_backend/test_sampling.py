@@ -75,7 +75,7 @@ rules = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(dtype=st.sampled_from(DTYPES), flavour=st.sampled_from(FLAVOURS[:2]), rule=st.lists(rules, min_size=1, max_size=3),
        width=st.integers(1, 3000), seed=seeds, schedule=schedules)  # fmt: skip
 def test_tokens_are_those_that_poem_chooses_from_the_same_draws(dtype, flavour, rule, width, seed, schedule):
