@@ -90,6 +90,7 @@ def _compare_shipped(
 ) -> list[Trace]:
     """Compare deployments with the goldens beside the package."""
     # The interpreter, the importer and the bounds are loaded while the other process traces.
+    from conformance.backend import compare_on_backend
     from conformance.planned import inexact, subject_of
     from poem.importer import plan_import
 
@@ -108,16 +109,20 @@ def _compare_shipped(
         golden, checkpoint = goldens[model]
         if any(dtype.is_quantised for dtype in deployment.weights) and all(raw.leaf in FLOATS for raw in checkpoint.tensors.values()):
             apart.append(deployment.name)
-            continue
+            if options.backend is None:
+                continue
         plan = plan_import(checkpoint, [package], deployment=deployment.name)
-        if inexact(plan):
-            apart.append(deployment.name)
-            continue
         subject = subject_of(plan, graph, golden, options, twins.get(model))
+        if options.backend is not None:
+            report.comparisons.append(compare_on_backend(subject, options.backend))
+        if inexact(plan):
+            apart += [deployment.name] if deployment.name not in apart else []
+            continue
         twins.setdefault(model, subject)
         report.comparisons += [subject.compared(mode) for mode in options.modes]
     if apart:
-        report.notes.append(f"traced only, since an import changes their weights: {', '.join(apart)}")
+        what = "traced only" if options.backend is None else f"compared on {options.backend} only"
+        report.notes.append(f"{what}, since an import changes their weights: {', '.join(apart)}")
     return traces
 
 

@@ -51,7 +51,7 @@ class Subject:
         twin: "Subject | None" = None,
     ) -> None:
         self.graph, self.golden, self.texts, self.seed, self.selected = graph, golden, texts, seed, selected
-        self._tensors, self._landings = tensors, landings
+        self.tensors, self._landings = tensors, landings
         self._twin = twin if twin is not None and same_ops(graph, twin.graph) else None
         self._compared: dict[str, Comparison] = {}
         self.layers = layers_of(graph)
@@ -77,19 +77,19 @@ class Subject:
         return point
 
     @cached_property
-    def _weights(self) -> Weights:
-        return self._twin._weights if self._twin is not None else Weights(self.graph, self._tensors)
+    def weights(self) -> Weights:
+        return self._twin.weights if self._twin is not None else Weights(self.graph, self.tensors)
 
     @cached_property
     def _exact(self) -> Session:
-        return Session(self.graph, self._tensors, mode="exact")
+        return Session(self.graph, self.tensors, mode="exact")
 
     @cached_property
     def _native(self) -> Session:
-        return Session(self.graph, self._tensors, mode="native")
+        return Session(self.graph, self.tensors, mode="native")
 
     @cached_property
-    def _ids(self) -> list[int]:
+    def ids(self) -> list[int]:
         """The prompt and the original's continuation."""
         return self.golden.expected["greedy.ids"].tolist() if "greedy.ids" in self.golden.expected else list(self.golden.tokens)
 
@@ -99,7 +99,7 @@ class Subject:
         dtypes = [value.type.dtype for value in self.graph.values if value.type is not None] + [space.dtype for space in self.graph.spaces]
         return any(PRECISION[dtype][0] < 24 for dtype in dtypes if dtype in PRECISION)
 
-    def _dtype(self, native: bool) -> str:
+    def counted_in(self, native: bool) -> str:
         """The dtype whose last place errors are counted in."""
         return "bf16" if native and self.rounds else "f32"
 
@@ -110,9 +110,9 @@ class Subject:
             found = self._twin.perturbed
             steps = found.spread["original"]
             return found if self.rounds else Perturbed(found.exact, {"original": steps, "native": steps})
-        tokens = self._ids[:-1] if len(self._ids) > len(self.golden.tokens) else self._ids
+        tokens = self.ids[:-1] if len(self.ids) > len(self.golden.tokens) else self.ids
         sources = ("original", "native") if self.rounds else ("original",)
-        found = run_perturbed(self._exact, self._weights, tokens, self._watched, sources=sources, seed=self.seed)
+        found = run_perturbed(self._exact, self.weights, tokens, self._watched, sources=sources, seed=self.seed)
         found.spread.setdefault("native", found.spread["original"])
         return found
 
@@ -128,10 +128,10 @@ class Subject:
         carried = {values[0] for fold in self.graph.folds for values in fold.carried if values}
         head = head_of(self.graph)
         handed = first_value(head) if head is not None else None
-        return frozenset(carried | {self._logits} | ({handed} if handed is not None else set()))
+        return frozenset(carried | {self.logits} | ({handed} if handed is not None else set()))
 
     @cached_property
-    def _logits(self) -> int:
+    def logits(self) -> int:
         """The value of the output `logits`. UsageError (`check.no-logits`) for a graph without one."""
         for output in self.graph.outputs:
             if output.name == "logits":
@@ -148,7 +148,7 @@ class Subject:
         return factor_for(sum(array.size for name, array in self.golden.expected.items() if compared.fullmatch(name)))
 
     def _decoded(self, session: Session) -> Decoded:
-        return decode(session, self._ids, len(self.golden.tokens), self._watched)
+        return decode(session, self.ids, len(self.golden.tokens), self._watched)
 
     # -- one comparison ------------------------------------------------------------------------
     def compared(self, mode: str) -> Comparison:
@@ -184,15 +184,15 @@ class Subject:
         """Native mode against exact mode, where there is no original: what rounding alone may do."""
         start = time.perf_counter()
         values = [carried[0] for fold in self.graph.folds for carried in fold.carried if carried]
-        run = run_perturbed(self._exact, self._weights, self.golden.tokens, {*values, self._logits}, sources=["native"], seed=self.seed)
+        run = run_perturbed(self._exact, self.weights, self.golden.tokens, {*values, self.logits}, sources=["native"], seed=self.seed)
         native = decode(self._native, self.golden.tokens, len(self.golden.tokens), frozenset(run.exact)).watched
         factor = factor_for(sum(array.size for array in run.exact.values()))
         rows = []
-        for name, value in [*((f"hidden.{i}", value) for i, value in enumerate(values)), ("logits", self._logits)]:
+        for name, value in [*((f"hidden.{i}", value) for i, value in enumerate(values)), ("logits", self.logits)]:
             if self.selected(name):
                 bound = factor * run.spread["native"][value]
                 want = run.exact[value].astype(np.float32)
-                rows.append(_row(name, native[value], want, bound + _SINGLE * np.abs(want), self._dtype(True)))
+                rows.append(row_of(name, native[value], want, bound + _SINGLE * np.abs(want), self.counted_in(True)))
         worst = max(rows, key=lambda row: row.fraction, default=None)
         fraction = worst.fraction if worst is not None else 0.0
         verdict: Verdict = "agrees" if fraction <= 1.0 else "differs"
@@ -206,7 +206,7 @@ class Subject:
         arithmetic = NATIVE_AND_ORIGINAL if native else ORIGINAL
 
         def operands() -> Operands:
-            return Operands(self.graph, self._weights, self.golden.tokens, arithmetic)
+            return Operands(self.graph, self.weights, self.golden.tokens, arithmetic)
 
         return run_forced(session, operands, self.alignment.points, self.golden.expected, self.golden.tokens, overrides, self.selected)
 
@@ -214,16 +214,16 @@ class Subject:
         """One tensor of the whole run."""
         want = self.golden.expected[point.name]
         bound = self.perturbed.bound(point.value, self.factor, native=native)[: len(want), point.columns]
-        return _row(point.name, got[: len(want), point.columns], want, bound, self._dtype(native))
+        return row_of(point.name, got[: len(want), point.columns], want, bound, self.counted_in(native))
 
     def _greedy(self, decoded: Decoded, native: bool) -> tuple[Row | None, Greedy | None]:
         expected = self.golden.expected
         if "greedy.ids" not in expected or not self.selected("greedy"):
             return None, None
         start, want = len(self.golden.tokens), expected["greedy.logits"]
-        bound = self.perturbed.bound(self._logits, self.factor, native=native)[start - 1 : start - 1 + len(want)]
+        bound = self.perturbed.bound(self.logits, self.factor, native=native)[start - 1 : start - 1 + len(want)]
         steps = compare_ids(decoded.logits, want, expected["greedy.ids"][start:].tolist(), bound, start)
-        return _row("greedy.logits", decoded.logits, want, bound, self._dtype(native)), Greedy(
+        return row_of("greedy.logits", decoded.logits, want, bound, self.counted_in(native)), Greedy(
             len(steps), sum(step.got == step.want for step in steps),
             [[step.position, step.got, step.want] for step in steps if step.tie],
             [[step.position, step.got, step.want] for step in steps if not step.agrees],
@@ -263,7 +263,7 @@ class Subject:
         if bad is None:
             return []
         point = next((point for point in self._shown if point.name == bad.tensor), None)
-        value = point.value if point is not None else self._logits
+        value = point.value if point is not None else self.logits
         want = self.golden.expected[bad.tensor]
         first = 0 if point is not None else len(self.golden.tokens) - 1
         got = self._decoded(self._native if native else self._exact)
@@ -350,7 +350,7 @@ def same_ops(graph: Graph, other: Graph) -> bool:
     )
 
 
-def _row(name: str, got: np.ndarray, want: np.ndarray, bound: np.ndarray, dtype: str) -> Row:
+def row_of(name: str, got: np.ndarray, want: np.ndarray, bound: np.ndarray, dtype: str) -> Row:
     """The distance of one tensor of the whole run; units in the last place are those of `dtype`."""
     found = measure(got, want, bound)
     layer = int(name[7:]) - 1 if name.startswith("hidden.") else -1

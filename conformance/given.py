@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformance.backend import compare_on_backend
 from conformance.golden import INPUTS, Golden, open_golden, save_golden
 from conformance.options import Options
 from conformance.planned import inexact, subject_of
@@ -46,11 +47,15 @@ def compare_given(package: "Package", options: Options, report: Report, progress
         progress(f"running {plan.deployment.name} in exact and native mode")
         subject = subject_of(plan, graph, _prompt_alone(checkpoint, options), options)
         report.comparisons.append(subject.compare_modes())
+        if options.backend is not None:
+            report.comparisons.append(compare_on_backend(subject, options.backend))
         report.notes.append("no original was given: native mode was compared with exact mode. Add --against transformers or --golden DIR")
         return
     progress(f"comparing {plan.deployment.name}")
     subject = subject_of(plan, graph, golden, options)
     report.comparisons += [subject.compared(mode) for mode in options.modes]
+    if options.backend is not None:
+        report.comparisons.append(compare_on_backend(subject, options.backend))
 
 
 def _original(checkpoint: Checkpoint, folder: Path, options: Options, progress: Callable[[str], None]) -> Golden:

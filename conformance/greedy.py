@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from interp import Session
-from poem.batch import Chunk
+from poem.batch import Batch, Chunk
 from poem.graph import Node
+
+
+class Session(Protocol):
+    """What decoding needs of the interpreter's session, or of a backend's."""
+
+    def add_sequence(self) -> int: ...
+    def drop_sequence(self, sequence: int) -> None: ...
+    def run(self, batch: Batch, observe: Any = None) -> dict[str, np.ndarray]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,10 @@ class Operands:
         types = [self.graph.values[id].type for id in node.results]
         return [type.dtype if type is not None else "" for type in types]
 
+    def store(self, cache: int, planes: Sequence[np.ndarray]) -> None:
+        """What the cells of a cache hold, in place of what was appended to them."""
+        self._cells[cache] = tuple(planes)
+
     def reason(self, node: Node, results: Sequence[np.ndarray], which: int, index: tuple[int, ...]) -> str:
         """What most of the bound at one element comes from. To be asked before `keep`."""
         record = BOUNDS[node.op]

@@ -10,6 +10,7 @@ class Options:
 
     package: path or name. model, deployment: only these. checkpoint: weights. golden: a folder. against: "transformers" runs
     the original class. save_golden: where to keep what it gave. only: a pattern of tensors, files or lines.
+    backend: a device to compare with the interpreter.
     """
 
     package: str
@@ -21,6 +22,7 @@ class Options:
     save_golden: str | None = None
     mode: Literal["exact", "native", "both"] = "both"
     only: str | None = None
+    backend: Literal["emu", "cuda"] | None = None
     seed: int = 0
 
     @property

@@ -50,6 +50,7 @@ class Fault:
     region: list[Line]
     again: list[int] = field(default_factory=list)
     heat: np.ndarray | None = None
+    whose: str = "the original"
 
     @property
     def name(self) -> str:
@@ -69,7 +70,7 @@ class Fault:
             return f"is handed a value that is not the original's {self.tensor}"
         if self.instead:
             return f"gives a result that should be {self.instead}: with that, {self.tensor} is right"
-        return f"gives a result that is not the original's {self.tensor}"
+        return f"gives a result that is not {self.whose}'s {self.tensor}"
 
 
 @dataclass(slots=True)

@@ -86,7 +86,8 @@ def _difference(report: Report, comparison: Comparison, style: Style) -> list[st
 
 
 def _selection(comparison: Comparison, tensor: str) -> list[str]:
-    return ["--deployment", comparison.deployment, "--mode", comparison.mode, "--only", tensor]
+    how = "--mode" if comparison.mode in ("exact", "native") else "--backend"
+    return ["--deployment", comparison.deployment, how, comparison.mode, "--only", tensor]
 
 
 def _fault(fault: Fault, style: Style) -> list[str]:

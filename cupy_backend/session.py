@@ -1,11 +1,13 @@
 """`Session`: a graph, its weights and the memory of its sequences on a device; `run` computes one pass, as `interp.Session` does."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from cupy_backend.devices import Device
+from cupy_backend.errors import KernelError
 from cupy_backend.launch import Array, Launch
 from cupy_backend.plan import Bucket, Columns, Options, Plan, Step, Stored, plan
 from cupy_backend.plan import inputs as pass_inputs
@@ -23,17 +25,6 @@ Results = tuple[np.ndarray | None, ...]
 Observer = Callable[[Node, Results], Results | None]
 SMALLEST_LENGTH = 64  # cells; a longest lane below it shares a plan
 VOID = 0xFF  # what cells hold that were never written: NaN in every dtype of a cache, so that a kernel that reads one shows
-
-
-class Device(Protocol):
-    """What a session needs of a device."""
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Memory: ...
-    def upload(self, array: np.ndarray) -> Memory: ...
-    def download(self, memory: Memory) -> np.ndarray: ...
-    def synchronize(self) -> None: ...
-    def prepare(self, launches: Any) -> None: ...
-    def run(self, launch: Launch, memory: Mapping[str, Memory]) -> object: ...
 
 
 class Session:
@@ -67,7 +58,8 @@ class Session:
         self._plans: dict[Bucket, Plan] = {}
         self._lengths: dict[int, int] = {}
         self._next = 0
-        self._load(self.plan_for(Bucket(1, 1, 1, SMALLEST_LENGTH, (1,) * len(graph.spaces), page_size)))
+        self.plan = self.plan_for(Bucket(1, 1, 1, SMALLEST_LENGTH, (1,) * len(graph.spaces), page_size))  # of the latest pass
+        self._load(self.plan)
 
     # -- sequences -----------------------------------------------------------------------------
     def add_sequence(self) -> int:
@@ -150,16 +142,28 @@ class Session:
     def _run_plan(self, pass_: Geometry, observe: Observer | None) -> dict[str, np.ndarray]:
         self._grow_cells()
         bucket = self._bucket(pass_)
-        made = self.plan_for(bucket)
+        made = self.plan = self.plan_for(bucket)
         self._load(made)
         self._memory[pass_inputs.BUFFER] = self.device.upload(pass_inputs.fill(dict(made.inputs), pass_))
         for step in made.steps:
             for launch in step.launches:
-                self.device.run(launch, self._memory)
+                self._launch(launch)
             if observe is not None:
                 self._observe(made, step, pass_, observe)
         self.device.synchronize()
         return {output.name: self._value(made, output.value, pass_) for output in self.graph.outputs}
+
+    def _launch(self, launch: Launch) -> None:
+        try:
+            self.device.run(launch, self._memory)
+        except KernelError as fault:
+            node = self.graph.nodes[launch.nodes[0]]
+            place = f"{node.where[-1].file}:{node.where[-1].line}" if node.where else "no line"
+            ops = ", ".join(f"ops.{self.graph.nodes[id].op}" for id in launch.nodes)
+            raise KernelError(
+                fault.code, fault.message, phase=fault.phase, file=fault.file, line=fault.line, expected=fault.expected, found=fault.found,
+                hint=f"the launch stands for {ops}, from {place} on", stack=node.where,
+            ) from None  # fmt: skip
 
     def _load(self, made: Plan) -> None:
         """Everything that a plan needs in device memory, as far as it is not there."""

@@ -34,8 +34,9 @@ def as_json(graph: Graph, plan: Plan) -> dict[str, Any]:
             {
                 "pattern": step.pattern, "kernel": launch.kernel, "source": launch.source, "grid": list(launch.grid),
                 "block": list(launch.block), "shared": launch.shared, "nodes": list(step.nodes),
-                "ops": [graph.nodes[id].op for id in step.nodes], "layers": _layers(graph, step.nodes), "where": _where(graph, step.nodes[0]), "read": cost.read, "written": cost.written,
-                "flops": cost.flops, "floor_seconds": floor(cost),
+                "ops": [graph.nodes[id].op for id in step.nodes], "layers": _layers(graph, step.nodes),
+                "where": _where(graph, step.nodes[0]), "read": cost.read, "written": cost.written, "flops": cost.flops,
+                "floor_seconds": floor(cost),
             }
             for step in plan.steps
             for launch, cost in zip(step.launches, step.costs, strict=True)

@@ -21,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     original.add_argument("--golden", metavar="DIR", help="inputs.safetensors and expected.safetensors; weights too unless --checkpoint")
     original.add_argument("--against", choices=["transformers"], help="run the original class on the checkpoint in this process")
     original.add_argument("--save-golden", metavar="DIR", help="keep what the original gave as a golden")
+    backends = ["interp", "emu", "cuda"]
+    which.add_argument("--backend", choices=backends, default="interp", help="a backend to compare with the interpreter besides")
     parser.add_argument("--seed", type=int, default=0, help="of the perturbed runs and of a random prompt (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the report as one page")
@@ -33,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     from conformance.report_text import render
 
     names = ("package", "model", "deployment", "checkpoint", "golden", "against", "save_golden", "mode", "only", "seed")
-    options = Options(**{name: getattr(arguments, name) for name in names})
+    backend = None if arguments.backend == "interp" else arguments.backend
+    options = Options(**{name: getattr(arguments, name) for name in names}, backend=backend)
     report = check(options, _progress)
     if arguments.html is not None:
         from conformance.report_html import page

@@ -147,6 +147,7 @@ SCHEMA: dict[str, Any] = {
             "op": str, "layer": (int, type(None)), "line": {"file": str, "line": int, "text": str, "callers": [str]}, "handed": bool,
             "instead": str, "tensor": str, "index": [int], "got": NUMBER, "want": NUMBER, "ulps": int, "bound": NUMBER, "reason": str,
             "fraction": NUMBER, "special": int, "region": [{"file": str, "line": int, "text": str, "callers": [str]}], "again": [int],
+            "whose": str,
         }],
         "rows": [{
             "tensor": str, "layer": (int, type(None)), "max_ulp": NUMBER, "nmse": NUMBER, "cosine": NUMBER, "fraction": NUMBER,
