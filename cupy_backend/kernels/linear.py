@@ -1,5 +1,7 @@
 """Launches of linear.cu: matrix products of any number of rows, by weights of every format, with gated units where they follow.
 
+Products of many rows on sm_90a may go to linear_warpgroups.cu instead.
+
 Gains and offsets of weights are read along the rows, so `prepare` turns them once, when weights are loaded. Products that are cut into
 slices need scratch memory and counters, `COUNTERS` u32 that are 0 before the first launch and which each launch leaves 0.
 """
@@ -10,14 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from cupy_backend.errors import KernelError
+from cupy_backend.kernels import linear_warpgroups
 from cupy_backend.kernels.arrays import reading, updating, writing
-from cupy_backend.kernels.linear_tables import RUN, Cut, Format, cut, format_of, multiplies_codes
+from cupy_backend.kernels.linear_tables import OUT_TYPES, RUN, Cut, Format, activation_name, cut, format_of, instantiation, multiplies_codes
 from cupy_backend.launch import Argument, Array, Launch, Scalar
-from poem.dtypes import Dtype
-from poem.dtypes import leaves
+from poem.dtypes import Dtype, leaves
 
 SOURCE = "linear.cu"
-TYPES = {"bf16": "bf16", "f32": "float"}
 ROW_ALIGNMENT = 16  # rows of turned gains are padded to a multiple of this
 SCALE_ALIGNMENT = 4  # so are rows of activation scales
 
@@ -69,12 +70,15 @@ def _by_row(planes: Mapping[str, np.ndarray], path: str, shape: tuple[int, ...])
 
 def matmul(
     x: Array, w: Mapping[str, Array], out: Array, *, dtype: Dtype, arch: str, batch_invariant: bool = False, act: str | None = None,
-    scratch: Array | None = None, counters: Array | None = None, nodes: tuple[int, ...] = (),
+    warpgroups: bool = False, scratch: Array | None = None, counters: Array | None = None, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """out `[N, M]` (bf16 or f32) = x `[N, K]` (bf16) times the transpose of w `[M, K]`, whose planes `prepare` made.
 
     act: silu, gelu_tanh or gelu, for w `[2 M, K]` of gates over ups: out = act(gate) * up, where gate and up are rounded to out's dtype
     first. So it equals the product followed by the gated unit.
+
+    warpgroups: let bf16 and e4m3tile128a8 products of many rows use TMA and wgmma on sm_90a, unless batch_invariant. Off until a
+    device's self-test has shown that the emulator is right about them.
 
     scratch: `matmul_scratch` bytes. An infinite activation gives NaN with weights that have offsets. KernelError (`kernel.unsupported`)
     where no kernel serves the shapes or dtypes.
@@ -88,19 +92,26 @@ def matmul(
         assert scratch is not None
         codes, x_scale, scratch = _activation_arrays(rows, width, scratch)
         launches, x, type_of_x, scale_stride = [quantise_activations(x, codes, x_scale, nodes=nodes)], codes, "e4m3", x_scale.shape[1]
-    math = "e4m3" if multiplies_codes(dtype, arch) else "bf16"
+    codes_meet = multiplies_codes(dtype, arch)
+    if warpgroups and not batch_invariant and (dtype.name == "bf16" or codes_meet) and linear_warpgroups.serves(
+        rows, outputs, arch=arch, out_dtype=out.dtype, codes=codes_meet, act=act
+    ):  # fmt: skip
+        code = w["data" if dtype.is_leaf else "code"]
+        return [*launches, linear_warpgroups.matmul(x, code, out, x_scale=x_scale, gain=w.get("gain"), act=act, nodes=nodes)]
     tile = chosen.tile
-    form = (
-        f"{kernel.name}, {type_of_x}, {math}, {TYPES[out.dtype]}, {act.upper() if act else 'NO_ACTIVATION'}, {tile.outputs}, {tile.rows}, "
-        f"{chosen.columns}, {chosen.stages}, {tile.warps_outputs}, {tile.warps_rows}, {'true' if chosen.sliced else 'false'}"
-    )
+    kernel_name = instantiation(
+        "product", kernel.name, type_of_x, "e4m3" if codes_meet else "bf16", OUT_TYPES[out.dtype], activation_name(act), tile.outputs,
+        tile.rows, chosen.columns, chosen.stages, tile.warps_outputs, tile.warps_rows, chosen.sliced,
+    )  # fmt: skip
     missing = Scalar(0, "u64")  # a null pointer
     partial: Argument = missing
     if chosen.splits > 1:
-        assert scratch is not None and counters is not None
+        assert scratch is not None
+        assert counters is not None
         partial = replace(scratch, direction="scratch", shape=(_partials(chosen),), dtype="f32")
     arguments: dict[str, Argument] = {
-        "x": reading(x), "x_scale": missing if x_scale is None else reading(x_scale), "code": reading(w["data" if dtype.is_leaf else "code"]),
+        "x": reading(x), "x_scale": missing if x_scale is None else reading(x_scale),
+        "code": reading(w["data" if dtype.is_leaf else "code"]),
         "gain": reading(w["gain"]) if kernel.group else missing, "offset": reading(w["offset"]) if kernel.has_offset else missing,
         "row_gain": reading(w["row_gain"]) if kernel.row_gain else missing, "out": writing(out), "partial": partial,
         "counters": updating(counters) if chosen.splits > 1 and counters is not None else missing, "rows": Scalar(rows, "i32"),
@@ -112,7 +123,7 @@ def matmul(
     shared = max(chosen.stages * chosen.stage_bytes, staged)
     threads = 32 * tile.warps_outputs * tile.warps_rows
     grid = (*chosen.grid, chosen.splits)
-    return [*launches, Launch(SOURCE, f"product<{form}>", grid, (threads, 1, 1), arguments, shared=shared, nodes=nodes)]
+    return [*launches, Launch(SOURCE, kernel_name, grid, (threads, 1, 1), arguments, shared=shared, nodes=nodes)]
 
 
 def matmul_scratch(
@@ -125,14 +136,14 @@ def matmul_scratch(
 
 
 def quantise_activations(x: Array, codes: Array, scales: Array, *, nodes: tuple[int, ...] = ()) -> Launch:
-    """codes `[N, K]` and scales f32 `[runs, N']` of x `[N, K]` by the activation rule a8; N' is at least N, scales of further rows are 1."""
+    """codes `[N, K]` and scales f32 `[runs, N']` of x `[N, K]` by the activation rule a8. N' is at least N; further scales are 1."""
     (rows, width), (runs, stride) = x.shape, scales.shape
     arguments: dict[str, Argument] = {
         "x": reading(x), "codes": writing(codes), "scales": writing(scales), "rows": Scalar(rows, "i32"), "width": Scalar(width, "i32"),
         "stride": Scalar(stride, "i32"),
     }  # fmt: skip
     return Launch(
-        "linear_activations.cu", f"quantise_runs<{TYPES[x.dtype]}>", (runs, -(-stride // 8), 1), (256, 1, 1), arguments, nodes=nodes
+        "linear_activations.cu", f"quantise_runs<{OUT_TYPES[x.dtype]}>", (runs, -(-stride // 8), 1), (256, 1, 1), arguments, nodes=nodes
     )
 
 
@@ -169,7 +180,7 @@ def _check(x: Array, out: Array, kernel: Format, dtype: Dtype, act: str | None) 
         raise _unsupported(f"a product over {width} columns of {dtype}", f"a multiple of {columns} columns")
     if act and kernel.group and outputs % ROW_ALIGNMENT:
         raise _unsupported(f"a gated unit of {outputs} columns by a weight of {dtype}", f"a multiple of {ROW_ALIGNMENT}")
-    if x.dtype != "bf16" or out.dtype not in TYPES:
+    if x.dtype != "bf16" or out.dtype not in OUT_TYPES:
         raise _unsupported(f"a product from {x.dtype} to {out.dtype}", "from bf16 to bf16 or f32")
     if act and act not in ("silu", "gelu_tanh", "gelu"):
         raise _unsupported(f"a gated unit of {act}", "silu, gelu_tanh or gelu")

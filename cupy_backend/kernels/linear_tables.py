@@ -1,4 +1,4 @@
-"""How matrix products are cut: tiles by rows, slices of the contracted axis by the weight's shape, and what each weight format is called."""
+"""How matrix products are cut: tiles by rows, slices of the contracted axis by the weight's shape, and what each format is called."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from poem.dtypes import Dtype
 BLOCKS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_120a": 188}  # multiprocessors
 SHARED = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90a": 227 << 10, "sm_100a": 227 << 10, "sm_120a": 99 << 10}  # bytes of a block
 STATIC_SHARED = 1 << 10  # what a kernel declares itself, rounded up
+OUT_TYPES = {"bf16": "bf16", "f32": "float"}
 RUN = 128  # columns that share a scale of activations
 SLICE = 256  # slices are multiples of this many columns, as every tile is a divisor of it
 SMALLEST_SLICE = 512
@@ -87,6 +88,17 @@ class Cut:
     slice: int
     sliced: bool
     grid: tuple[int, int]
+
+
+def instantiation(name: str, *arguments: str | int | bool) -> str:
+    """A kernel's name as C++ writes it."""
+    words = (str(argument).lower() if isinstance(argument, bool) else str(argument) for argument in arguments)
+    return f"{name}<{', '.join(words)}>"
+
+
+def activation_name(act: str | None) -> str:
+    """An activation as prelude/activations.cuh calls it."""
+    return act.upper() if act else "NO_ACTIVATION"
 
 
 def format_of(dtype: Dtype) -> Format:

@@ -37,9 +37,9 @@ class Product(NamedTuple):
 
 def product(
     x: np.ndarray, w: Tensor, *, out_dtype: type = np.float32, arch: str = "sm_90a", batch_invariant: bool = False, act: str | None = None,
-    schedule: Schedule = Schedule(), fp8_bits: int = 13,
+    warpgroups: bool = False, schedule: Schedule | None = None, fp8_bits: int = 13,
 ) -> Product:  # fmt: skip
-    memory = Memory(schedule)
+    memory = Memory(schedule or Schedule())
     memory.device.fp8_bits = fp8_bits
     rows, width = x.shape
     outputs = w.shape[0] // (2 if act else 1)
@@ -48,7 +48,7 @@ def product(
     nbytes = linear.matmul_scratch(rows, outputs, width, dtype=w.dtype, arch=arch, batch_invariant=batch_invariant, act=act)
     launches = linear.matmul(
         memory.give("x", x), planes, memory.give("out", np.zeros((rows, outputs), out_dtype)), dtype=w.dtype, arch=arch,
-        batch_invariant=batch_invariant, act=act, scratch=memory.give("scratch", np.zeros(max(1, nbytes), np.uint8)),
+        batch_invariant=batch_invariant, act=act, warpgroups=warpgroups, scratch=memory.give("scratch", np.zeros(max(1, nbytes), np.uint8)),
         counters=memory.give("counters", np.zeros(linear_tables.COUNTERS, np.uint32)),
     )  # fmt: skip
     memory.run(launches)
@@ -100,7 +100,8 @@ def agrees(got: np.ndarray, exact: np.ndarray, error: np.ndarray, **case: object
 
 
 def columns_of(word: str) -> int:
-    return {"bf16": 8, "e4m3row": 16, "e4m3tile128": 16, "e4m3tile128a8": 16, "nvfp4": 32, "mxfp4": 32}.get(word, max(32, Dtype(word).group_size))
+    known = {"bf16": 8, "e4m3row": 16, "e4m3tile128": 16, "e4m3tile128a8": 16, "nvfp4": 32, "mxfp4": 32}
+    return known.get(word) or max(32, Dtype(word).group_size)
 
 
 @pytest.mark.parametrize("word", FORMATS)
@@ -114,15 +115,17 @@ def test_products_are_within_their_bound(word, rows, outputs, columns, flavour, 
     x, w = activations(flavour, rows, width, seed), weight(word, outputs, width, seed % 8)
     exact = taken(x, w) @ w.decode(dtype=np.float64).T
     got = product(x, w, schedule=schedule)
-    agrees(got.out, exact, bound(taken(x, w), w, "f32", exact, w.dtype.act is not None), word=word, flavour=flavour, seed=seed, launches=got.launches[-1].kernel)
+    error = bound(taken(x, w), w, "f32", exact, w.dtype.act is not None)
+    agrees(got.out, exact, error, word=word, flavour=flavour, seed=seed, kernel=got.launches[-1].kernel)
 
 
-@pytest.mark.parametrize(("arch", "fp8_bits"), [("sm_80", 13), ("sm_89", 0)])
-@pytest.mark.parametrize("rows", [5, 40])
+@pytest.mark.parametrize(("arch", "fp8_bits"), [("sm_80", 13), ("sm_89", 0), ("sm_90a", 0)])
+@pytest.mark.parametrize("rows", [5, 40, 130])
 def test_products_of_codes_are_as_exact_as_float32_where_the_tensor_cores_are(arch, fp8_bits, rows):
-    x, w = activations("normal", rows, 400, 1), weight("e4m3tile128a8", 100, 400, 1)
+    x, w = activations("normal", rows, 400, 1), weight("e4m3tile128a8", 200, 400, 1)
     exact = taken(x, w) @ w.decode(dtype=np.float64).T
-    agrees(product(x, w, arch=arch, fp8_bits=fp8_bits).out, exact, bound(taken(x, w), w, "f32", exact, False), arch=arch, rows=rows)
+    got = product(x, w, arch=arch, fp8_bits=fp8_bits, warpgroups=arch == "sm_90a").out
+    agrees(got, exact, bound(taken(x, w), w, "f32", exact, False), arch=arch, rows=rows)
 
 
 @pytest.mark.parametrize("rows", [3, 16, 70])
@@ -184,7 +187,8 @@ def test_weights_with_offsets_turn_infinity_into_no_finite_number(word):
     x, w = activations("normal", 3, 256, 2), weight(word, 40, 256, 2)
     x[1, 5] = np.inf
     got = product(x, w).out
-    assert not np.isfinite(got[1]).any() and np.isfinite(got[[0, 2]]).all()
+    assert not np.isfinite(got[1]).any()
+    assert np.isfinite(got[[0, 2]]).all()
 
 
 @pytest.mark.parametrize("word", ["bf16", "u4g64", "nvfp4", "e4m3tile128a8"])
@@ -211,6 +215,36 @@ def test_a_fused_gated_unit_equals_the_product_followed_by_the_unit(act, word, r
     np.testing.assert_array_equal(fused.view(np.uint16), memory["out"].view(np.uint16), err_msg=f"{act} {word} {rows}")
 
 
+@pytest.mark.parametrize("word", ["bf16", "e4m3tile128a8"])
+@pytest.mark.parametrize("out_dtype", [np.float32, BF16])
+@settings(deadline=None, max_examples=3)
+@given(
+    rows=st.integers(128, 300), outputs=st.integers(1, 40).map(lambda n: n * 8), columns=st.integers(1, 20), seed=st.integers(0, 2**31),
+    schedule=schedules,
+)  # fmt: skip
+def test_products_by_warpgroups_are_within_their_bound(word, out_dtype, rows, outputs, columns, seed, schedule):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(linear_tables.BLOCKS, "sm_90a", 2)  # so that a block takes several tiles
+        x, w = activations("normal", rows, columns * 16, seed), weight(word, outputs, columns * 16, seed % 8)
+        got = product(x, w, out_dtype=out_dtype, warpgroups=True, schedule=schedule)
+    assert got.launches[-1].source == "linear_warpgroups.cu"
+    exact = taken(x, w) @ w.decode(dtype=np.float64).T
+    error = bound(taken(x, w), w, "f32" if out_dtype is np.float32 else "bf16", exact, w.dtype.act is not None)
+    agrees(got.out, exact, error, word=word, rows=rows, outputs=outputs, columns=columns, seed=seed)
+
+
+@pytest.mark.parametrize("word", ["bf16", "e4m3tile128a8"])
+def test_gated_units_by_warpgroups_equal_the_product_followed_by_the_unit(word):
+    rows, inter, width = 140, 192, 256
+    x, w = activations("normal", rows, width, 5), weight(word, 2 * inter, width, 5)
+    packed = product(x, w, out_dtype=BF16, warpgroups=True).out
+    memory = Memory()
+    memory.run(elemwise.glu(memory.give("x", packed), memory.give("out", np.zeros((rows, inter), BF16)), act="silu", arch="sm_90a"))
+    fused = product(x, w, out_dtype=BF16, warpgroups=True, act="silu")
+    assert fused.launches[-1].source == "linear_warpgroups.cu"
+    np.testing.assert_array_equal(fused.out.view(np.uint16), memory["out"].view(np.uint16), err_msg=word)
+
+
 def test_gains_of_row_segments_go_to_their_rows():
     w = weight("nvfp4", 48, 64, 6)
     gains = np.array([0.5, 3.0], np.float32)
@@ -220,7 +254,10 @@ def test_gains_of_row_segments_go_to_their_rows():
 
 
 @settings(deadline=None, max_examples=25)
-@given(rows=st.integers(1, 20), columns=st.integers(1, 40), scale=st.integers(-30, 30), special=st.booleans(), seed=st.integers(0, 2**31), schedule=schedules)
+@given(
+    rows=st.integers(1, 20), columns=st.integers(1, 40), scale=st.integers(-30, 30), special=st.booleans(), seed=st.integers(0, 2**31),
+    schedule=schedules,
+)  # fmt: skip
 def test_activations_are_rounded_as_the_rule_says(rows, columns, scale, special, seed, schedule):
     generator = np.random.default_rng(seed)
     x = (generator.standard_normal((rows, columns * 8)) * 2.0**scale).astype(BF16)
@@ -230,9 +267,9 @@ def test_activations_are_rounded_as_the_rule_says(rows, columns, scale, special,
     codes, scales = activation.quantise(x)
     memory = Memory(schedule)
     stride = -(-rows // 4) * 4
-    memory.run([linear.quantise_activations(
-        memory.give("x", x), memory.give("codes", np.zeros_like(codes)), memory.give("scales", np.zeros((scales.shape[1], stride), np.float32))
-    )])  # fmt: skip
+    given_codes = memory.give("codes", np.zeros_like(codes))
+    given_scales = memory.give("scales", np.zeros((scales.shape[1], stride), np.float32))
+    memory.run([linear.quantise_activations(memory.give("x", x), given_codes, given_scales)])
     np.testing.assert_array_equal(memory["scales"][:, :rows], scales.T)
     nan = (codes & 0x7F) == 0x7F  # NaN has no sign
     np.testing.assert_array_equal(np.where(nan, codes & 0x7F, codes), np.where(nan, memory["codes"] & 0x7F, memory["codes"]))
@@ -240,20 +277,23 @@ def test_activations_are_rounded_as_the_rule_says(rows, columns, scale, special,
 
 @settings(deadline=None, max_examples=400)
 @given(
-    rows=st.integers(1, 9000), outputs=st.integers(1, 200000), width=st.integers(1, 400).map(lambda n: n * 128), word=st.sampled_from(FORMATS),
-    arch=st.sampled_from(tuple(linear_tables.BLOCKS)), batch_invariant=st.booleans(),
+    rows=st.integers(1, 9000), outputs=st.integers(1, 200000), width=st.integers(1, 400).map(lambda n: n * 128),
+    word=st.sampled_from(FORMATS), arch=st.sampled_from(tuple(linear_tables.BLOCKS)), batch_invariant=st.booleans(),
 )  # fmt: skip
 def test_every_cut_covers_the_columns_and_fits_the_device(rows, outputs, width, word, arch, batch_invariant):
     cut = linear_tables.cut(rows, outputs, width, Dtype(word), arch, batch_invariant=batch_invariant)
-    assert cut.grid[0] * cut.tile.outputs >= outputs and cut.grid[1] * cut.tile.rows >= rows
+    assert cut.grid[0] * cut.tile.outputs >= outputs
+    assert cut.grid[1] * cut.tile.rows >= rows
     assert cut.slice % cut.columns == 0
     if cut.splits > 1:
         assert (cut.splits - 1) * cut.slice < width <= cut.splits * cut.slice
         assert cut.grid[0] * cut.grid[1] <= linear_tables.COUNTERS
-    assert cut.stages >= 2 and cut.stages * cut.stage_bytes + linear_tables.STATIC_SHARED <= linear_tables.SHARED[arch]
+    assert cut.stages >= 2
+    assert cut.stages * cut.stage_bytes + linear_tables.STATIC_SHARED <= linear_tables.SHARED[arch]
     if batch_invariant:
         one = linear_tables.cut(1, outputs, width, Dtype(word), arch, batch_invariant=True)
-        assert cut.slice == one.slice and (cut.sliced or cut.splits == one.splits)
+        assert cut.slice == one.slice
+        assert cut.sliced or cut.splits == one.splits
 
 
 @pytest.mark.parametrize(
@@ -265,7 +305,8 @@ def test_what_no_kernel_serves_is_refused(word, rows, width, outputs, act, expec
     x, out = Array("x", "read", (rows, width), "bf16"), Array("out", "write", (rows, outputs), "bf16")
     with pytest.raises(KernelError, match="no matrix product serves this") as refused:
         linear.matmul(x, {}, out, dtype=dtype, arch="sm_90a", act=act)
-    assert refused.value.code == "kernel.unsupported" and expected in refused.value.expected
+    assert refused.value.code == "kernel.unsupported"
+    assert expected in refused.value.expected
 
 
 def test_weights_that_no_kernel_decodes_are_refused():
