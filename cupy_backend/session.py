@@ -9,7 +9,7 @@ import numpy as np
 from cupy_backend.devices import Device
 from cupy_backend.errors import KernelError
 from cupy_backend.launch import Array, Launch
-from cupy_backend.plan import Bucket, Columns, Options, Plan, Step, Stored, plan
+from cupy_backend.plan import Bucket, Columns, Options, Plan, Step, Stored, nearest_arch, plan
 from cupy_backend.plan import inputs as pass_inputs
 from cupy_backend.plan.build import ARENA
 from cupy_backend.plan.lowering import cells_name
@@ -49,7 +49,7 @@ class Session:
         if page_size < 1:
             raise PoemError("run.page-size", "a page holds at least one cell", phase="run", found=str(page_size))
         self.graph, self.device = graph, device
-        self.options = options or Options()
+        self.options = options or Options(nearest_arch(getattr(device, "arch", Options().arch)))
         self._weights, self._padded = weights, padded
         self._page_size = page_size
         self._tables = [PageTable(page_size, space.window) for space in graph.spaces]

@@ -10,6 +10,15 @@ from cupy_backend.launch import Array, Launch
 ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 
 
+def nearest_arch(arch: str) -> str:
+    """The architecture whose choices serve a device: its own, or the newest of those before it (`sm_86` takes `sm_80`'s)."""
+
+    def number(word: str) -> int:
+        return int(word.removeprefix("sm_").rstrip("af"))
+
+    return next((known for known in reversed(ARCHS) if number(known) <= number(arch)), arch)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a plan is made.

@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (%(default)s)")
     choice.add_argument("--context", type=int, metavar="N", help="tokens a sequence may hold; what the model was made for by default")
     how = parser.add_argument_group("how")
+    how.add_argument("--backend", choices=("interp", "emu", "cuda"), default="interp", help="what computes: NumPy, or CUDA kernels on "
+                     "the CPU or on a GPU (%(default)s)")  # fmt: skip
     how.add_argument("--mode", choices=("native", "exact"), default="native", help="the dtypes' own arithmetic, or float64 (%(default)s)")
     how.add_argument("--setting", choices=("fast", "reference"), default="fast", help="reference: same bits in any batch (%(default)s)")
     how.add_argument("--json", action="store_true", help="print ids, text, log-probabilities and timings as JSON")
@@ -103,6 +105,7 @@ def _check(arguments: argparse.Namespace) -> None:
         (arguments.raw and arguments.system is not None, "a raw prompt has no system message", "write it into --prompt"),
         (arguments.prompt.count("-") > 1, "stdin can be one prompt only", "give the others as text"),
         (arguments.max_tokens < 1, "--max-tokens is below 1", "give the longest reply you want"),
+        (arguments.backend != "interp" and arguments.mode != "native", "kernels compute in the dtypes' own arithmetic", "leave out --mode"),
         (arguments.context is not None and arguments.context < 1, "--context is below 1", "leave it out to use the model's own"),
     ):
         if wrong:
@@ -110,16 +113,29 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _open(arguments: argparse.Namespace) -> tuple["OpenModel", Tokenizer, Session]:
-    from interp import Session as Interpreter
     from poem.cli.open_model import open_model
 
     with _working(f"opening {arguments.model}"):
         model = open_model(arguments.model, arguments.checkpoint, arguments.deployment)
         tokenizer = Tokenizer.from_side_files(model.side_files)
-        session = Interpreter(model.graph, model.weights, mode=arguments.mode, setting=arguments.setting)
+        session = _session(arguments, model)
     for note in model.notes:
         print(f"poem run: {note}", file=sys.stderr)
     return model, tokenizer, session
+
+
+def _session(arguments: argparse.Namespace, model: "OpenModel") -> Session:
+    if arguments.backend == "interp":
+        from interp import Session as Interpreter
+
+        return Interpreter(model.graph, model.weights, mode=arguments.mode, setting=arguments.setting)
+    from cupy_backend.devices import open_device
+    from cupy_backend.plan import Options, nearest_arch
+    from cupy_backend.session import Session as Planned
+
+    device = open_device("emu-fast" if arguments.backend == "emu" else arguments.backend)
+    arch = nearest_arch(getattr(device, "arch", Options().arch))
+    return Planned(model.graph, model.weights, device, options=Options(arch, batch_invariant=arguments.setting == "reference"))
 
 
 def _working(what: str) -> AbstractContextManager[Any]:
@@ -222,6 +238,7 @@ def _report(
     return {
         "model": arguments.model,
         "deployment": model.deployment.name,
+        "backend": arguments.backend,
         "mode": arguments.mode,
         "setting": arguments.setting,
         "sampling": asdict(sampling),

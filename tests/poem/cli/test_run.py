@@ -120,7 +120,7 @@ def test_json_holds_ids_text_logprobs_finish_and_timings(run: Run, parrot: Parro
     code, out, _ = run("--prompt", "é", "--prompt", "xyz", "--max-tokens", "13", "--json", "--temperature", "0.5", "--seed", "3")
     report = json.loads(out)
     assert code == 0
-    assert set(report) == {"model", "deployment", "mode", "setting", "sampling", "results", "timings"}
+    assert set(report) == {"model", "deployment", "backend", "mode", "setting", "sampling", "results", "timings"}
     assert report["deployment"] == "parrot-f32-kv-f32"
     assert report["sampling"] == {"temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}
     first, second = report["results"]
