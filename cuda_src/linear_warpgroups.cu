@@ -13,8 +13,10 @@ __global__ void __launch_bounds__(384, 1)
                           int gain_stride) {
   constexpr bool FP8 = sizeof(T) == 1;
   constexpr int BM = 128, BK = 128 / sizeof(T), X_BYTES = BM * 128, STAGE = X_BYTES + BN * 128;
+  constexpr int SCALES = FP8 ? (BM + BN) * 4 : 0;   // bytes of a step: of rows of x, then gains of rows of w
   constexpr int BO = ACT ? BN / 2 : BN, CHUNK = 128 / sizeof(OUT), STORES = BO / CHUNK, R = BN / 2;   // registers of D
-  static_assert(BO % CHUNK == 0 && (!FP8 || BN == 128), "tile shape; a tile of w has one gain, or one for each half");
+  constexpr int STAGING_AT = STAGES * STAGE, SCALES_AT = STAGING_AT + BM * BO * (int)sizeof(OUT);
+  static_assert(BO % CHUNK == 0, "tile shape");
   POEM_DYNAMIC_SHARED(memory);
   POEM_SHARED(uint64_t, bars, [2 * STAGES]);
   const int t = threadIdx.x, group = t / 128, steps = (width + BK - 1) / BK;
@@ -46,7 +48,16 @@ __global__ void __launch_bounds__(384, 1)
           const int s = step % STAGES;
           const uint32_t bar = full + 8 * s, stage = base + s * STAGE;
           mbarrier_wait(empty + 8 * s, step / STAGES % 2 ^ 1);
-          mbarrier_arrive_expect(bar, STAGE);
+          // Scales are rows of a matrix that may end before the tile does.
+          const uint32_t of_x = FP8 ? min(BM, scale_stride - n0) * 4 : 0, of_w = FP8 ? min(BO, gain_stride - m0) * 4 : 0;
+          const uint32_t of_ups = FP8 && ACT ? min(BO, gain_stride - outputs - m0) * 4 : 0;
+          mbarrier_arrive_expect(bar, STAGE + of_x + of_w + of_ups);
+          if constexpr (FP8) {
+            const uint32_t to = base + SCALES_AT + s * SCALES;
+            bulk_load(to, x_scale + (size_t)kt * scale_stride + n0, of_x, bar);
+            bulk_load(to + BM * 4, gain + (size_t)kt * gain_stride + m0, of_w, bar);
+            if (ACT) bulk_load(to + (BM + BO) * 4, gain + (size_t)kt * gain_stride + outputs + m0, of_ups, bar);
+          }
           tma_load(stage, &x, bar, kt * BK, n0);
           tma_load(stage + X_BYTES, &w, bar, kt * BK, m0);
           if (ACT) tma_load(stage + X_BYTES + BO * 128, &w, bar, kt * BK, outputs + m0);
@@ -55,7 +66,7 @@ __global__ void __launch_bounds__(384, 1)
   } else {
     acquire_registers<232>();
     const int half = group - 1, own = t % 128, lane = t % 32, warp = own / 32;
-    const uint32_t staging_at = STAGES * STAGE + half * STORES * 64 * 128;
+    const uint32_t staging_at = STAGING_AT + half * STORES * 64 * 128;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const int n0 = row_of(tile) + half * 64, m0 = column_of(tile), row = n0 + warp * 16 + lane / 4;
       float sum[R];
@@ -66,14 +77,6 @@ __global__ void __launch_bounds__(384, 1)
       }
       for (int kt = 0; kt < steps; ++kt, ++step) {
         const int s = step % STAGES;
-        float scales[2][2];   // of rows `row` and `row + 8`, times the gain of each half of the tile
-        if constexpr (FP8) {
-          const float* const of_x = x_scale + (size_t)kt * scale_stride;
-          const float* const of_w = gain + (size_t)kt * gain_stride;
-          const float low = row < rows ? of_x[row] : 0.0f, high = row + 8 < rows ? of_x[row + 8] : 0.0f;
-          const float first = of_w[m0], second = ACT ? of_w[outputs + m0] : first;
-          scales[0][0] = low * first, scales[0][1] = low * second, scales[1][0] = high * first, scales[1][1] = high * second;
-        }
         mbarrier_wait(full + 8 * s, step / STAGES % 2);
         const uint32_t sx = base + s * STAGE + half * 64 * 128, sw = base + s * STAGE + X_BYTES;
         wgmma_fence();
@@ -85,10 +88,18 @@ __global__ void __launch_bounds__(384, 1)
         }
         wgmma_commit();
         if constexpr (FP8) {
+          const float* const of_x = reinterpret_cast<const float*>(memory + SCALES_AT + s * SCALES);
+          const float* const of_w = of_x + BM;
+          const float low = row < rows ? of_x[row % BM] : 0.0f, high = row + 8 < rows ? of_x[row % BM + 8] : 0.0f;
           wgmma_wait<0>();
-          if (own == 0) mbarrier_arrive(empty + 8 * s);
 #pragma unroll
-          for (int i = 0; i < R; ++i) sum[i] += part[i] * scales[i / 2 % 2][i / (R / 2)];
+          for (int j = 0; j < BN / 8; ++j) {   // eight rows of w lie in one tile of its gains
+            const float g = m0 + j * 8 % BO < outputs ? of_w[j * 8] : 0.0f;
+            sum[4 * j] += part[4 * j] * (low * g), sum[4 * j + 1] += part[4 * j + 1] * (low * g);
+            sum[4 * j + 2] += part[4 * j + 2] * (high * g), sum[4 * j + 3] += part[4 * j + 3] * (high * g);
+          }
+          barrier_sync(3 + half, 128);   // all have read the scales
+          if (own == 0) mbarrier_arrive(empty + 8 * s);
         } else if (kt > 0) {   // the products of this step go on while the next one is waited for
           wgmma_wait<1>();
           if (own == 0) mbarrier_arrive(empty + 8 * ((step - 1) % STAGES));

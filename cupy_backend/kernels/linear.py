@@ -93,9 +93,8 @@ def matmul(
         codes, x_scale, scratch = _activation_arrays(rows, width, scratch)
         launches, x, type_of_x, scale_stride = [quantise_activations(x, codes, x_scale, nodes=nodes)], codes, "e4m3", x_scale.shape[1]
     codes_meet = multiplies_codes(dtype, arch)
-    if warpgroups and not batch_invariant and (dtype.name == "bf16" or codes_meet) and linear_warpgroups.serves(
-        rows, outputs, arch=arch, out_dtype=out.dtype, codes=codes_meet, act=act
-    ):  # fmt: skip
+    takes_warpgroups = warpgroups and not batch_invariant and (dtype.name == "bf16" or codes_meet)
+    if takes_warpgroups and linear_warpgroups.serves(rows, outputs, arch=arch):
         code = w["data" if dtype.is_leaf else "code"]
         return [*launches, linear_warpgroups.matmul(x, code, out, x_scale=x_scale, gain=w.get("gain"), act=act, nodes=nodes)]
     tile = chosen.tile

@@ -12,14 +12,11 @@ FEWEST_ROWS = 128  # below, linear.cu reads weights as fast
 THREADS = 384
 ROW_BYTES = 128  # of a tile of x, of w and of a chunk of out: the swizzle's pattern
 MOST_STAGES = 6
-GAIN_ROWS = 128  # rows of w that share a gain of 8-bit codes
 
 
-def serves(rows: int, outputs: int, *, arch: str, out_dtype: str, codes: bool, act: str | None) -> bool:
-    """Whether the kernel takes these shapes. codes: the product is of e4m3 codes."""
-    size = 2 if out_dtype == "bf16" else 4
-    halves_have_one_gain = not (codes and act) or outputs % (GAIN_ROWS // 2) == 0
-    return arch == ARCH and rows >= FEWEST_ROWS and outputs * size % 16 == 0 and halves_have_one_gain
+def serves(rows: int, outputs: int, *, arch: str) -> bool:
+    """Whether the kernel takes these shapes: eight rows of w share a gain, and rows of out are whole pieces of 16 bytes."""
+    return arch == ARCH and rows >= FEWEST_ROWS and outputs % 8 == 0
 
 
 def matmul(
@@ -37,7 +34,7 @@ def matmul(
     size = 2 if out.dtype == "bf16" else 4
     columns = 256 if not codes and size == 2 else 128  # rows of w in a tile
     written = columns // (2 if act else 1)
-    stage = ROW_BYTES * (ROWS + columns)
+    stage = ROW_BYTES * (ROWS + columns) + (4 * (ROWS + columns) if codes else 0)
     staging = ROWS * written * size
     stages = min(MOST_STAGES, (SHARED[ARCH] - STATIC_SHARED - staging) // stage)
     element = "u8" if codes else "bf16"

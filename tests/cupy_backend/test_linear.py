@@ -35,19 +35,23 @@ class Product(NamedTuple):
     counters: np.ndarray
 
 
-def product(
-    x: np.ndarray, w: Tensor, *, out_dtype: type = np.float32, arch: str = "sm_90a", batch_invariant: bool = False, act: str | None = None,
-    warpgroups: bool = False, schedule: Schedule | None = None, fp8_bits: int = 13,
+def product(x: np.ndarray, w: Tensor, **options: object) -> Product:
+    return product_of_planes(x, w.dtype, linear.prepare(w.dtype, w.planes), w.shape[0], **options)
+
+
+def product_of_planes(
+    x: np.ndarray, dtype: Dtype, prepared: dict[str, np.ndarray], w_rows: int, *, out_dtype: type = np.float32, arch: str = "sm_90a",
+    batch_invariant: bool = False, act: str | None = None, warpgroups: bool = False, schedule: Schedule | None = None, fp8_bits: int = 13,
 ) -> Product:  # fmt: skip
     memory = Memory(schedule or Schedule())
     memory.device.fp8_bits = fp8_bits
     rows, width = x.shape
-    outputs = w.shape[0] // (2 if act else 1)
-    words = PLANES | {"gain": linear_tables.format_of(w.dtype).gain}
-    planes = {name: memory.give(f"w.{name}", plane, words[name]) for name, plane in linear.prepare(w.dtype, w.planes).items()}
-    nbytes = linear.matmul_scratch(rows, outputs, width, dtype=w.dtype, arch=arch, batch_invariant=batch_invariant, act=act)
+    outputs = w_rows // (2 if act else 1)
+    words = PLANES | {"gain": linear_tables.format_of(dtype).gain}
+    planes = {name: memory.give(f"w.{name}", plane, words[name]) for name, plane in prepared.items()}
+    nbytes = linear.matmul_scratch(rows, outputs, width, dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act)
     launches = linear.matmul(
-        memory.give("x", x), planes, memory.give("out", np.zeros((rows, outputs), out_dtype)), dtype=w.dtype, arch=arch,
+        memory.give("x", x), planes, memory.give("out", np.zeros((rows, outputs), out_dtype)), dtype=dtype, arch=arch,
         batch_invariant=batch_invariant, act=act, warpgroups=warpgroups, scratch=memory.give("scratch", np.zeros(max(1, nbytes), np.uint8)),
         counters=memory.give("counters", np.zeros(linear_tables.COUNTERS, np.uint32)),
     )  # fmt: skip
@@ -243,6 +247,18 @@ def test_gated_units_by_warpgroups_equal_the_product_followed_by_the_unit(word):
     fused = product(x, w, out_dtype=BF16, warpgroups=True, act="silu")
     assert fused.launches[-1].source == "linear_warpgroups.cu"
     np.testing.assert_array_equal(fused.out.view(np.uint16), memory["out"].view(np.uint16), err_msg=word)
+
+
+@pytest.mark.parametrize("warpgroups", [False, True])
+def test_weights_that_lie_behind_each_other_keep_their_gains(warpgroups):
+    x, dtype = activations("normal", 130, 256, 7), Dtype("e4m3tile128a8")
+    parts = [weight("e4m3tile128a8", rows, 256, seed) for seed, rows in enumerate((48, 160, 64))]
+    prepared = [linear.prepare(dtype, part.planes) for part in parts]
+    joined = {name: np.concatenate([planes[name] for planes in prepared], 0 if name == "code" else -1) for name in prepared[0]}
+    got = product_of_planes(x, dtype, joined, 272, warpgroups=warpgroups, fp8_bits=0).out
+    for part, columns in zip(parts, np.split(got, (48, 208), axis=1), strict=True):
+        exact = taken(x, part) @ part.decode(dtype=np.float64).T
+        agrees(columns, exact, bound(taken(x, part), part, "f32", exact, False), rows=part.shape[0])
 
 
 def test_gains_of_row_segments_go_to_their_rows():
