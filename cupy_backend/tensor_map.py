@@ -31,7 +31,8 @@ class Tiling:
 def tiling(launch: Launch, name: str, argument: TensorMap) -> Tiling:
     """The map in the driver's terms. KernelError, naming launch and parameter, where the driver would refuse it.
 
-    The rules are those of cuTensorMapEncodeTiled in the CUDA driver API.
+    The rules are those of cuTensorMapEncodeTiled in the CUDA driver API, and one more: a row of the box is as wide as the swizzle. The
+    driver takes narrower rows too, but how they lie in shared memory is not documented.
     """
     array = argument.array
     bits = LEAF_BITS[array.dtype]
@@ -56,8 +57,8 @@ def tiling(launch: Launch, name: str, argument: TensorMap) -> Tiling:
     require(box[-1] * element % 16 == 0, "a box row of a multiple of 16 bytes", f"{box[-1]} elements of {element} bytes")
     require(argument.swizzle in SWIZZLES, "a swizzle of 0, 32, 64 or 128 bytes", argument.swizzle)
     require(
-        argument.swizzle == 0 or box[-1] * element <= argument.swizzle,
-        f"a box row of at most {argument.swizzle} bytes with this swizzle", f"{box[-1] * element} bytes",
+        argument.swizzle in (0, box[-1] * element),
+        f"a box row of {argument.swizzle} bytes with this swizzle", f"{box[-1] * element} bytes",
     )  # fmt: skip
     require(all(stride % 16 == 0 and 0 < stride < 2**40 for stride in strides), "strides that are multiples of 16 below 2^40", strides)
     require(array.offset % 16 == 0, "a start aligned to 16 bytes", f"offset {array.offset}")

@@ -47,6 +47,9 @@ float rsqrt_approx(float x) {
   x = flush(x);
   return within_relative(1 / std::sqrt((double)x), 1.277e-7, x, 4);   // 2^-22.9
 }
-float tanh_approx(float x) { return within_relative(std::tanh((double)x), 0x1p-11, x, 5); }
+float tanh_approx(float x) {
+  const float y = within_relative(std::tanh((double)x), 0x1p-11, x, 5);
+  return std::isinf(x) ? std::copysign(1.0f, x) : std::fabs(y) > 1 ? std::copysign(1.0f, y) : y;
+}
 
 }  // namespace poem::emu

@@ -14,7 +14,7 @@ THREADS = 256
 WARP = 32
 # Rows of at most so many elements are normed by a block of so many threads: the fewest that leave a thread two packs or fewer.
 NORM_THREADS = ((512, 64), (1024, 128), (4096, 256), (8192, 512), (16384, 1024))
-MAXIMUM_ITEMS = 8  # packs of a row that a thread keeps in registers; wider rows are read twice
+MAXIMUM_ITEMS, MAXIMUM_HELD = 8, 32  # packs and elements of a row that a thread keeps in registers; wider rows are read twice
 # Blocks of a kernel that strides over its elements: two waves of the device's multiprocessors, eight blocks on each.
 GRID = {"sm_80": 1728, "sm_89": 2272, "sm_90a": 2112, "sm_100a": 2368, "sm_120a": 3008}
 
@@ -30,7 +30,7 @@ def rmsnorm(
     held, vec = type_of(x), vector(x.dtype, width)
     threads = next((threads for widest, threads in NORM_THREADS if width <= widest), NORM_THREADS[-1][1])
     items = -(-width // (vec * threads))
-    items = items if items <= MAXIMUM_ITEMS else 0
+    items = items if items <= MAXIMUM_ITEMS and items * vec <= MAXIMUM_HELD else 0
     same_dtype(x, out, *([residual] if residual is not None else []))
     form = f"{held}, {type_of(gain)}, {vec}, {items}, {threads}, {_flag(plus_one)}"
     arguments: dict[str, Argument] = {"x": reading(x)}
