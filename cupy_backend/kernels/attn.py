@@ -1,0 +1,312 @@
+"""Launches of attn.cu: rows into paged caches, with rotary positions on the way, and attention over paged caches.
+
+Each function turns arrays into launches; what no kernel serves is a KernelError (`kernel.unsupported`). A cache plane is
+`[pages, page_size, heads * width]`, page_size a power of two. Lanes, lengths and pages are i32 arrays on the device, as `poem.batch`
+makes them, so that a launch can be replayed; a padded lane has no rows, a padded row a write_offset outside its page.
+
+How a result is rounded: scores, weights and sums are float32, but tensor cores take weights as two numbers of the activations' dtype,
+whose sum is off by at most `WEIGHT_ERROR` of the weight. So `|o - exact|` is at most the bound of attention in float32, plus
+`WEIGHT_ERROR * sum_j p_j |v_j|`. With rounded_weights it is one number and `ROUNDED_WEIGHT_ERROR`: a third less work, and no longer
+what the op promises.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from cupy_backend.errors import KernelError
+from cupy_backend.kernels.arrays import reading, same_dtype, type_of, updating, vector, writing
+from cupy_backend.launch import Argument, Array, Launch, Scalar
+
+SOURCE = "attn.cu"
+CELLS = {"bf16": "bf16", "f16": "f16", "f32": "float", "e4m3": "e4m3", "e5m2": "e5m2"}
+HEAD_DIMS = (64, 96, 128, 192, 256)
+WEIGHT_ERROR = {"bf16": 2.0**-16, "f16": 2.0**-22}
+ROUNDED_WEIGHT_ERROR = {"bf16": 2.0**-8, "f16": 2.0**-11}
+MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_120a": 188}
+WAVES = 4  # blocks for each multiprocessor that pieces are to give
+MAXIMUM_PIECES = 64
+INVARIANT_PIECES = 16
+SHORTEST_PIECE = 256  # cells
+NULL = Scalar(0, "u64")
+
+
+class Columns(NamedTuple):
+    """Columns first .. first + width - 1 of each row of an array: a part of a joined projection, where it lies."""
+
+    array: Array
+    first: int
+    width: int
+
+
+def columns_of(x: "Array | Columns") -> Columns:
+    """An array as all of its columns."""
+    return x if isinstance(x, Columns) else Columns(x, 0, x.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a block is laid out: warps along rows and along cells, cells of a tile, tiles under way."""
+
+    warps_m: int
+    warps_n: int
+    cells: int
+    stages: int
+
+    @property
+    def rows(self) -> int:
+        """Packed rows of a block."""
+        return self.warps_m * 16
+
+    @property
+    def threads(self) -> int:
+        return self.warps_m * self.warps_n * 32
+
+    def shared(self, head_dim: int, value_dim: int, cell_bytes: int) -> int:
+        """Bytes of dynamic shared memory: tiles and queries that registers do not hold, later the results of the warps."""
+        tiles = self.stages * self.cells * (head_dim + value_dim) * cell_bytes
+        queries = head_dim // 16 * self.threads * 16 if head_dim > 128 else 0
+        return max(tiles + queries, self.warps_n * self.rows * (value_dim * 4 + 8))
+
+
+# (largest head_dim, bytes of a cell) -> shape, the first that fits. Every shape fits the 99 KiB of the smallest device.
+DECODE = {(128, 1): Shape(1, 4, 64, 3), (128, 2): Shape(1, 4, 64, 3), (256, 1): Shape(1, 4, 64, 2), (256, 2): Shape(1, 2, 32, 2)}
+PREFILL = {(128, 1): Shape(4, 1, 64, 2), (128, 2): Shape(4, 1, 64, 2), (256, 1): Shape(4, 1, 32, 2), (256, 2): Shape(4, 1, 32, 2)}
+
+
+def shape_of(head_dim: int, value_dim: int, cells: str, *, decode: bool) -> Shape:
+    """The layout for a head and a dtype of cells: decode for lanes of few packed rows, else prefill."""
+    _check_heads(head_dim, value_dim, cells)
+    table = DECODE if decode else PREFILL
+    width, cell_bytes = max(head_dim, value_dim), _bytes(cells)
+    return next(shape for (widest, size), shape in table.items() if width <= widest and size == cell_bytes)
+
+
+def row_tiles(rows_of_lane: np.ndarray, group: int, shape: Shape, *, least: int = 1, most: int | None = None, count: int | None = None) -> np.ndarray:
+    """The work list of `attention`: (lane, first packed row) of each block, i32 `[tiles, 2]`; the rows that see most come first.
+
+    rows_of_lane: new rows of each lane. Lanes with fewer than `least` or more than `most` of them are left to another launch. count:
+    of tiles, the rest being padding (lane -1).
+    """
+    found = [
+        (lane, start)
+        for lane, rows in enumerate(rows_of_lane.tolist())
+        if rows >= least and (most is None or rows <= most)
+        for start in range(0, rows * group, shape.rows)
+    ]
+    padding = [(-1, 0)] * ((len(found) if count is None else count) - len(found))
+    return np.array(found[::-1] + padding, np.int32).reshape(-1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The operands that say which rows and cells belong together, all i32: see `poem.batch`."""
+
+    qo_indptr: Array
+    kv_len: Array
+    page_indptr: Array
+    page_indices: Array
+
+
+def kv_append(
+    k: Array | Columns, v: Array | Columns, k_cache: Array, v_cache: Array, write_page: Array, write_offset: Array, *, k_scale: float = 1.0,
+    v_scale: float = 1.0, nodes: tuple[int, ...] = (),
+) -> list[Launch]:  # fmt: skip
+    """Stores k and v of each row in the cell (write_page, write_offset); a row whose offset or page does not exist is skipped."""
+    k, v = columns_of(k), columns_of(v)
+    same_dtype(k.array, v.array)
+    vec = _vector(k_cache, k, v)
+    arguments: dict[str, Argument] = {
+        "k": reading(k.array), "v": reading(v.array), "write_page": reading(write_page), "write_offset": reading(write_offset),
+        "k_cache": updating(k_cache), "v_cache": updating(v_cache), **_strides(k=k), "k_width": Scalar(k.width, "i32"), **_strides(v=v),
+        "v_width": Scalar(v.width, "i32"), **_pages(k_cache), "k_scale": Scalar(k_scale, "f32"), "v_scale": Scalar(v_scale, "f32"),
+    }  # fmt: skip
+    kernel = f"kv_append<{type_of(k.array)}, {_cell(k_cache)}, {vec}>"
+    return [Launch(SOURCE, kernel, (k.array.shape[0], 1, 1), (128, 1, 1), arguments, nodes=nodes)]
+
+
+def append(
+    x: Array | Columns, cache: Array, write_page: Array, write_offset: Array, *, scale: float = 1.0, nodes: tuple[int, ...] = ()
+) -> list[Launch]:
+    """Stores the rows of one plane, as `kv_append` does."""
+    x = columns_of(x)
+    arguments: dict[str, Argument] = {
+        "x": reading(x.array), "write_page": reading(write_page), "write_offset": reading(write_offset), "cache": updating(cache),
+        **_strides(x=x), "width": Scalar(x.width, "i32"), **_pages(cache), "scale": Scalar(scale, "f32"),
+    }  # fmt: skip
+    kernel = f"append<{type_of(x.array)}, {_cell(cache)}, {_vector(cache, x)}>"
+    return [Launch(SOURCE, kernel, (x.array.shape[0], 1, 1), (128, 1, 1), arguments, nodes=nodes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How a head is turned. Pair i is channels (origin + i, origin + i + distance), or neighbours from `origin` on.
+
+    frequencies: f32 `[pairs]`, or `[tables, pairs]` with table_of_row i32 `[N]`. columns: i32 `[pairs]`, which position turns each pair
+    where rows have several. factor multiplies the result.
+    """
+
+    frequencies: Array
+    origin: int = 0
+    distance: int = 0
+    neighbours: bool = False
+    columns: Array | None = None
+    table_of_row: Array | None = None
+    factor: float = 1.0
+    inverse: bool = False
+
+
+def rope_append(
+    q: Array | Columns, k: Array | Columns, v: Array | Columns, positions: Array, turn: Turn, q_out: Array, k_cache: Array, v_cache: Array,
+    write_page: Array, write_offset: Array, *, head_dim: int, k_scale: float = 1.0, v_scale: float = 1.0, nodes: tuple[int, ...] = (),
+) -> list[Launch]:  # fmt: skip
+    """rope of q and k, then kv_append of k and v: q_out `[N, q's width]`; k is rounded to its dtype before it becomes a cell.
+
+    positions: i32 `[N]`, or `[N, axes]`.
+    """
+    q, k, v = columns_of(q), columns_of(k), columns_of(v)
+    same_dtype(q.array, k.array, v.array, q_out)
+    pairs = turn.frequencies.shape[-1]
+    vec = _vector(k_cache, q, k, v, steps=(turn.origin, head_dim, 2 * pairs if turn.neighbours else math.gcd(pairs, turn.distance)))
+    if turn.neighbours and vec < 2:
+        raise _unsupported("neighbours that are loaded together: even origins and widths", f"origin {turn.origin}")
+    axes = positions.shape[1] if len(positions.shape) > 1 else 1
+    numbers = {
+        "q_heads": q.width // head_dim, "kv_heads": k.width // head_dim, "head_dim": head_dim, "v_width": v.width, "axes": axes,
+        "pairs": pairs, "origin": turn.origin, "distance": turn.distance,
+    }  # fmt: skip
+    arguments: dict[str, Argument] = {
+        "q": reading(q.array), "k": reading(k.array), "v": reading(v.array), "positions": reading(positions),
+        "columns": _optional(turn.columns), "frequencies": reading(turn.frequencies), "table_of_row": _optional(turn.table_of_row),
+        "write_page": reading(write_page), "write_offset": reading(write_offset), "q_out": writing(q_out), "k_cache": updating(k_cache),
+        "v_cache": updating(v_cache), **_strides(q=q, k=k, v=v), **{name: Scalar(number, "i32") for name, number in numbers.items()},
+        **_pages(k_cache), "factor": Scalar(turn.factor, "f32"), "sign": Scalar(-1.0 if turn.inverse else 1.0, "f32"),
+        "k_scale": Scalar(k_scale, "f32"), "v_scale": Scalar(v_scale, "f32"),
+    }  # fmt: skip
+    kernel = f"rope_append<{type_of(q.array)}, {_cell(k_cache)}, {vec}, {'true' if turn.neighbours else 'false'}>"
+    return [Launch(SOURCE, kernel, (q.array.shape[0], 1, 1), (256, 1, 1), arguments, shared=pairs * 8, nodes=nodes)]
+
+
+def pieces_of(tiles: int, kv_heads: int, *, decode: bool, arch: str, batch_invariant: bool) -> int:
+    """Into how many pieces the cells of a lane are cut. Where a cut lies depends on the lane's own length and this number."""
+    if not decode:
+        return 1
+    if batch_invariant:
+        return INVARIANT_PIECES
+    return min(MAXIMUM_PIECES, max(1, WAVES * MULTIPROCESSORS[arch] // (tiles * kv_heads)))
+
+
+def attention_scratch(rows: int, heads: int, value_dim: int, pieces: int) -> int:
+    """Bytes of scratch of `attention`: none for one piece."""
+    return pieces * rows * heads * (value_dim + 2) * 4 if pieces > 1 else 0
+
+
+def attention(
+    q: Array | Columns, k_cache: Array, v_cache: Array, out: Array, *, tiles: Array, lanes: Lanes, head_dim: int, kv_heads: int, sm_scale: float,
+    decode: bool, pieces: int = 1, window: int | None = None, causal: bool = True, softcap: float | None = None, sinks: Array | None = None,
+    lse: Array | None = None, k_scale: float = 1.0, v_scale: float = 1.0, rounded_weights: bool = False, scratch: Array | None = None,
+    nodes: tuple[int, ...] = (),
+) -> list[Launch]:  # fmt: skip
+    """Attention of the rows that `tiles` lists (`row_tiles`, with `shape_of` for the same `decode`) over their lanes' cells.
+
+    q `[N, heads * head_dim]`; out `[N, heads * value_dim]` of q's dtype, with the direction it is given: `write` if the tiles are all its
+    rows. Cells are of q's dtype, e4m3 or e5m2. sinks f32 `[heads]`; lse f32 `[N, heads]`, in base 2. pieces: see `pieces_of`; several
+    need `attention_scratch` bytes.
+    """
+    q = columns_of(q)
+    value_dim, group, heads = v_cache.shape[2] // kv_heads, q.width // head_dim // kv_heads, q.width // head_dim
+    shape = shape_of(head_dim, value_dim, k_cache.dtype, decode=decode)
+    held = type_of(q.array)
+    if q.array.dtype == "f32" or (_bytes(k_cache.dtype) > 1 and k_cache.dtype != q.array.dtype):
+        raise _unsupported("queries of bf16 or f16 over cells of the same dtype, e4m3 or e5m2", f"{q.array.dtype} over {k_cache.dtype}")
+    same_dtype(q.array, out)
+    same_dtype(k_cache, v_cache)
+    if sinks is not None and sinks.dtype != "f32":
+        raise _unsupported("sinks of f32", sinks.dtype)
+    rows = q.array.shape[0]
+    partial: Argument = NULL
+    sums: Argument = NULL
+    if pieces > 1:
+        if scratch is None:
+            raise _unsupported("scratch for the pieces", "none")
+        partial = Array(scratch.buffer, "scratch", (pieces, rows, heads, value_dim), "f32", scratch.offset)
+        sums = Array(scratch.buffer, "scratch", (pieces, rows, heads, 2), "f32", scratch.offset + partial.nbytes)
+    last: dict[str, Argument] = {"sinks": _optional(sinks), "out": out, "lse": NULL if lse is None else _like(lse, out)}
+    numbers = {
+        "group": group, "kv_heads": kv_heads, "page_shift": _page_shift(k_cache), "window": window or 0, "causal": int(causal),
+        "total_rows": rows, "shortest": max(1, SHORTEST_PIECE // shape.cells),
+    }  # fmt: skip
+    arguments: dict[str, Argument] = {
+        "q": reading(q.array), "k_cache": reading(k_cache), "v_cache": reading(v_cache), "tiles": reading(tiles),
+        "qo_indptr": reading(lanes.qo_indptr), "kv_len": reading(lanes.kv_len), "page_indptr": reading(lanes.page_indptr),
+        "page_indices": reading(lanes.page_indices), **(last if pieces == 1 else dict.fromkeys(last, NULL)), "partial": partial, "sums": sums,
+        **_strides(q=q), **{name: Scalar(number, "i32") for name, number in numbers.items()},
+        "scale": Scalar(sm_scale * k_scale, "f32"), "cap": Scalar(softcap or 0.0, "f32"), "v_scale": Scalar(v_scale, "f32"),
+    }  # fmt: skip
+    form = f"{held}, {_cell(k_cache)}, {head_dim}, {value_dim}, {shape.warps_m}, {shape.warps_n}, {shape.cells}, {shape.stages}"
+    shared = shape.shared(head_dim, value_dim, _bytes(k_cache.dtype))
+    grid, block = (tiles.shape[0], kv_heads, pieces), (shape.threads, 1, 1)
+    kernel = f"attention<{form}, {1 if rounded_weights else 2}>"
+    launches = [Launch(SOURCE, kernel, grid, block, arguments, shared=shared, nodes=nodes)]
+    if isinstance(partial, Array) and isinstance(sums, Array):
+        added: dict[str, Argument] = {
+            "partial": reading(partial), "sums": reading(sums), "tiles": reading(tiles), "qo_indptr": reading(lanes.qo_indptr), **last,
+            "group": Scalar(group, "i32"), "kv_heads": Scalar(kv_heads, "i32"), "total_rows": Scalar(rows, "i32"),
+            "pieces": Scalar(pieces, "i32"), "v_scale": Scalar(v_scale, "f32"),
+        }  # fmt: skip
+        grid = (tiles.shape[0], kv_heads, shape.rows)
+        launches.append(Launch(SOURCE, f"combine<{held}, {value_dim}, {shape.rows}>", grid, (64, 1, 1), added, nodes=nodes))
+    return launches
+
+
+def _check_heads(head_dim: int, value_dim: int, cells: str) -> None:
+    if head_dim not in HEAD_DIMS or value_dim not in HEAD_DIMS or cells not in ("bf16", "f16", "e4m3", "e5m2"):
+        raise _unsupported(f"heads of {', '.join(map(str, HEAD_DIMS))} over cells of bf16, f16, e4m3 or e5m2", f"{head_dim}, {value_dim} over {cells}")
+
+
+def _like(array: Array, other: Array) -> Array:
+    return writing(array) if other.direction == "write" else updating(array)
+
+
+def _optional(array: Array | None) -> Argument:
+    return NULL if array is None else reading(array)
+
+
+def _strides(**parts: Columns) -> dict[str, Argument]:
+    found: dict[str, Argument] = {}
+    for name, part in parts.items():
+        found[f"{name}_stride"] = Scalar(part.array.shape[1], "i32")
+        found[f"{name}_first"] = Scalar(part.first, "i32")
+    return found
+
+
+def _pages(cache: Array) -> dict[str, Argument]:
+    return {"page_size": Scalar(cache.shape[1], "i32"), "pages": Scalar(cache.shape[0], "i32")}
+
+
+def _page_shift(cache: Array) -> int:
+    size = cache.shape[1]
+    if size & (size - 1):
+        raise _unsupported("pages of a power of two cells", str(size))
+    return size.bit_length() - 1
+
+
+def _vector(cache: Array, *parts: Columns, steps: tuple[int, ...] = ()) -> int:
+    """Elements that a thread moves at once."""
+    return vector(parts[0].array.dtype, *steps, *(number for part in parts for number in (part.array.shape[1], part.first, part.width)))
+
+
+def _cell(cache: Array) -> str:
+    if cache.dtype not in CELLS:
+        raise _unsupported(f"cells of {', '.join(CELLS)}", cache.dtype)
+    return CELLS[cache.dtype]
+
+
+def _bytes(cells: str) -> int:
+    return 1 if cells in ("e4m3", "e5m2") else 2
+
+
+def _unsupported(expected: str, found: str) -> KernelError:
+    return KernelError("kernel.unsupported", "no attention kernel serves this", phase="plan", expected=expected, found=found)

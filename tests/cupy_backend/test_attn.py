@@ -1,0 +1,269 @@
+"""Attention over paged caches lies within its derived bound of float64 mathematics, whatever the batch, the pages and the order of threads."""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.arithmetic import NATIVE
+from conformance.bounds import Cells, local_bound
+from cupy_backend.errors import KernelError
+from cupy_backend.kernels import attn
+from cupy_backend.launch import Array
+from poem.dtypes import Dtype
+from poem.dtypes.cache import load
+from poem.dtypes.cache import store as stored
+from tests.cupy_backend.launching import Memory
+from tests.cupy_backend.paged import filled, give_lanes, ragged
+from tests.cupy_backend.running import schedules
+
+STORAGE = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
+F32 = np.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """lanes: (cells before, new rows). What a failure prints, and what reproduces it."""
+
+    lanes: tuple[tuple[int, int], ...]
+    decode: bool
+    head_dim: int = 64
+    value_dim: int = 0  # 0: head_dim
+    kv_heads: int = 2
+    group: int = 2
+    dtype: str = "bf16"
+    cells: str = "bf16"
+    page_size: int = 8
+    pieces: int = 1
+    window: int | None = None
+    causal: bool = True
+    softcap: float | None = None
+    sinks: bool = False
+    scales: tuple[float, float] = (1.0, 1.0)
+    rounded_weights: bool = False
+    flavour: str = "normal"
+    seed: int = 0
+
+    @property
+    def values(self) -> int:
+        return self.value_dim or self.head_dim
+
+
+def numbers(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """q [rows, heads * head_dim] and, for each lane, the cells of k and v as they are stored."""
+    generator = np.random.default_rng(case.seed)
+    scale = {"normal": 1.0, "huge": 30.0, "integers": 1.0}[case.flavour]
+
+    def draw(rows: int, width: int) -> np.ndarray:
+        x = generator.integers(-2, 3, (rows, width)) if case.flavour == "integers" else generator.standard_normal((rows, width)) * scale
+        return x.astype(STORAGE[case.dtype])
+
+    q = draw(sum(new for _, new in case.lanes), case.kv_heads * case.group * case.head_dim)
+    planes = []
+    for width, factor in zip((case.head_dim, case.values), case.scales, strict=True):
+        planes.append([stored(draw(b + n, case.kv_heads * width), Dtype(case.cells), F32(factor)) for b, n in case.lanes])
+    return q, planes[0], planes[1]
+
+
+def run(case: Case, **schedule: object) -> tuple[np.ndarray, np.ndarray]:
+    """out and lse of the kernels."""
+    q, k, v = numbers(case)
+    given = ragged(case.lanes, case.page_size, case.seed, case.window)
+    memory = Memory(**schedule)
+    lanes = give_lanes(memory, given.geometry)
+    heads = case.kv_heads * case.group
+    planes = []
+    for name, cells in (("k_cache", k), ("v_cache", v)):
+        cache = filled(given, cells)
+        planes.append(memory.give(name, cache, case.cells, cache.shape))
+    shape = attn.shape_of(case.head_dim, case.values, case.cells, decode=case.decode)
+    tiles = attn.row_tiles(np.array([new for _, new in case.lanes]), case.group, shape)
+    tiles = memory.give("tiles", np.concatenate([tiles, np.array([[-1, 0]], np.int32)]))  # and one that is padding
+    out = replace(memory.give("out", np.zeros((len(q), heads * case.values), q.dtype)), direction="write")
+    lse = None if case.sinks else memory.give("lse", np.zeros((len(q), heads), F32))
+    scratch = attn.attention_scratch(len(q), heads, case.values, case.pieces)
+    launches = attn.attention(
+        memory.give("q", q), *planes, out, tiles=tiles, lanes=lanes, head_dim=case.head_dim, kv_heads=case.kv_heads, sm_scale=scale_of(case),
+        decode=case.decode, pieces=case.pieces, window=case.window, causal=case.causal, softcap=case.softcap,
+        sinks=memory.give("sinks", sinks_of(case)) if case.sinks else None, lse=lse, k_scale=case.scales[0], v_scale=case.scales[1],
+        rounded_weights=case.rounded_weights, scratch=memory.give("scratch", np.zeros(scratch, np.uint8)) if scratch else None,
+    )  # fmt: skip
+    memory.run(launches)
+    return memory["out"].copy(), memory["lse"].copy() if lse is not None else np.zeros(0)
+
+
+def scale_of(case: Case) -> float:
+    return float(F32(1 / math.sqrt(case.head_dim)))
+
+
+def sinks_of(case: Case) -> np.ndarray:
+    return np.random.default_rng(case.seed + 1).standard_normal(case.kv_heads * case.group).astype(F32)
+
+
+def exact(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """o and lse by their definition in float64, and o with |v| in place of v: what the weights' rounding is measured against."""
+    q, k, v = numbers(case)
+    heads, row = case.kv_heads * case.group, 0
+    o, magnitudes = np.zeros((len(q), heads, case.values)), np.zeros((len(q), heads, case.values))
+    lse = np.zeros((len(q), heads))
+    wide = q.astype(np.float64).reshape(len(q), heads, case.head_dim)
+    for (before, new), k_cells, v_cells in zip(case.lanes, k, v, strict=True):
+        keys = read(case, k_cells, 0).reshape(before + new, case.kv_heads, case.head_dim)
+        values = read(case, v_cells, 1).reshape(before + new, case.kv_heads, case.values)
+        for i in range(new):
+            position, cell = before + i, np.arange(before + new)
+            allowed = (cell <= position) if case.causal else np.ones(before + new, bool)
+            if case.window is not None:
+                allowed &= position - cell < case.window
+            for head in range(heads):
+                s = keys[allowed, head // case.group] @ wide[row, head] * scale_of(case)
+                if case.softcap is not None:
+                    s = case.softcap * np.tanh(s / case.softcap)
+                top = max(s.max(), sinks_of(case)[head]) if case.sinks else s.max()
+                total = np.exp(s - top).sum() + (np.exp(float(sinks_of(case)[head]) - top) if case.sinks else 0.0)
+                weights = np.exp(s - top) / total
+                o[row, head] = weights @ values[allowed, head // case.group]
+                magnitudes[row, head] = weights @ np.abs(values[allowed, head // case.group])
+                lse[row, head] = (np.log(total) + top) / math.log(2)
+            row += 1
+    return o.reshape(len(q), -1), lse, magnitudes.reshape(len(q), -1)
+
+
+def read(case: Case, cells: np.ndarray, plane: int) -> np.ndarray:
+    return load(cells, Dtype(case.cells), F32(case.scales[plane])).astype(np.float64)
+
+
+def check(case: Case, got: np.ndarray, lse: np.ndarray) -> None:
+    q, k, v = numbers(case)
+    o, want_lse, magnitudes = exact(case)
+    given = ragged(case.lanes, case.page_size, case.seed, case.window)
+    cells = Cells([(read(case, a, 0), read(case, b, 1)) for a, b in zip(k, v, strict=True)], "")
+    bounds = local_bound(
+        "attn.attend",
+        {"q": q.astype(np.float64), "cache": cells, "inputs": given.geometry, "head_dim": case.head_dim, "kv_heads": case.kv_heads,
+         "sm_scale": scale_of(case), "window": case.window, "causal": case.causal, "softcap": case.softcap, "mask": None,
+         "sinks": sinks_of(case).astype(np.float64) if case.sinks else None, "bias": None, "selection": None, "ratio": 1, "log_scaling": None,
+         "lse": not case.sinks},
+        [o] if case.sinks else [o, want_lse], [case.dtype] if case.sinks else [case.dtype, "f32"], NATIVE, given.geometry,
+    )  # fmt: skip
+    extra = (attn.ROUNDED_WEIGHT_ERROR if case.rounded_weights else attn.WEIGHT_ERROR)[case.dtype]
+    within(case, "out", got, o, bounds[0].error + extra * magnitudes)
+    if not case.sinks:
+        within(case, "lse", lse, want_lse, bounds[1].error)
+
+
+def within(case: Case, name: str, got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> None:
+    off = ~(np.abs(got.astype(np.float64) - want) <= bound)
+    if off.any():
+        at = tuple(np.argwhere(off)[0].tolist())
+        raise AssertionError(
+            f"{case}: {off.sum()} of {off.size} outside; {name}{list(at)}: got {got[at]}, want {want[at]}, bound {np.broadcast_to(bound, want.shape)[at]}"
+        )
+
+
+CASES = {
+    "one token after many": Case(((130, 1),), decode=True),
+    "ragged decode in pieces": Case(((0, 1), (70, 1), (600, 1), (3, 0)), decode=True, pieces=3),
+    "heads of 96": Case(((40, 1), (9, 1)), decode=True, head_dim=96, page_size=1),
+    "heads of 128, 20 to a group": Case(((200, 1),), decode=True, head_dim=128, kv_heads=1, group=20),
+    "heads of 256": Case(((70, 1),), decode=True, head_dim=256, kv_heads=1, pieces=2),
+    "keys of 192, values of 128": Case(((70, 1),), decode=True, head_dim=192, value_dim=128, kv_heads=1),
+    "f16": Case(((70, 1),), decode=True, dtype="f16", cells="f16"),
+    "e4m3 cells": Case(((140, 1), (5, 1)), decode=True, cells="e4m3", page_size=16, scales=(0.5, 0.25)),
+    "e4m3 cells, heads of 96": Case(((70, 1),), decode=True, cells="e4m3", head_dim=96),
+    "e4m3 cells, heads of 256": Case(((40, 1),), decode=True, cells="e4m3", head_dim=256, kv_heads=1),
+    "e5m2 cells under f16": Case(((40, 1),), decode=True, dtype="f16", cells="e5m2"),
+    "decode in a window": Case(((300, 1), (10, 1)), decode=True, window=100, pieces=2),
+    "decode with sinks": Case(((70, 1), (0, 1)), decode=True, sinks=True, pieces=2),
+    "decode with a softcap": Case(((70, 1),), decode=True, softcap=5.0),
+    "prefill": Case(((0, 100),), decode=False),
+    "chunks and single tokens": Case(((60, 1), (0, 40), (33, 0), (130, 9)), decode=False),
+    "prefill of 96": Case(((5, 20),), decode=False, head_dim=96, page_size=2),
+    "prefill of 128": Case(((30, 40),), decode=False, head_dim=128, kv_heads=1, group=3, page_size=64),
+    "prefill of 256": Case(((30, 17),), decode=False, head_dim=256, kv_heads=1, group=1),
+    "prefill of e4m3": Case(((30, 40),), decode=False, cells="e4m3", scales=(2.0, 0.5)),
+    "prefill in a window": Case(((150, 40), (0, 30)), decode=False, window=24, page_size=4),
+    "prefill with all options": Case(((80, 30),), decode=False, window=50, softcap=3.0, sinks=True),
+    "prefill that sees everything": Case(((20, 50),), decode=False, causal=False),
+    "prefill with rounded weights": Case(((10, 40),), decode=False, rounded_weights=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_within_its_bound(name):
+    check(CASES[name], *run(CASES[name]))
+
+
+lanes_of_decode = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 1)), min_size=1, max_size=4)
+lanes_of_prefill = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 30)), min_size=1, max_size=3)
+options = {
+    "cells": st.sampled_from(("bf16", "e4m3")), "page_size": st.sampled_from((1, 2, 16, 64)), "window": st.none() | st.integers(1, 120),
+    "softcap": st.none() | st.just(2.0), "sinks": st.booleans(), "flavour": st.sampled_from(("normal", "integers", "huge")),
+    "seed": st.integers(0, 2**31),
+}  # fmt: skip
+decodes = st.builds(Case, lanes_of_decode.map(tuple), st.just(True), group=st.sampled_from((1, 4, 17)), pieces=st.sampled_from((1, 2, 5)), **options)
+prefills = st.builds(Case, lanes_of_prefill.map(tuple), st.just(False), group=st.sampled_from((1, 3)), causal=st.booleans(), **options)
+
+
+@settings(deadline=None, max_examples=12)
+@given(case=decodes | prefills, schedule=schedules)
+def test_any_ragged_batch_in_any_order_of_threads_is_within_its_bound(case, schedule):
+    if sum(new for _, new in case.lanes):
+        check(case, *run(case, schedule=schedule))
+
+
+@settings(deadline=None, max_examples=4)
+@given(seed=st.integers(0, 2**31))
+def test_decoding_a_lane_gives_the_same_bits_alone_and_in_any_company(seed):
+    together = Case(((5, 1), (150, 1), (640, 1)), True, pieces=attn.INVARIANT_PIECES, seed=seed)
+    given, k, v = numbers(together)
+    out, _ = run(together)
+    for lane, chunk in enumerate(together.lanes):
+        alone = replace(together, lanes=(chunk,), page_size=32)
+        got, _ = with_numbers(alone, given[lane : lane + 1], [k[lane]], [v[lane]])
+        assert got.tobytes() == out[lane : lane + 1].tobytes(), f"lane {lane} of {together}"
+
+
+@settings(deadline=None, max_examples=4)
+@given(cut=st.integers(1, 59), window=st.none() | st.integers(1, 40), seed=st.integers(0, 2**31))
+def test_how_a_prompt_is_cut_into_passes_changes_no_bit(cut, window, seed):
+    whole = Case(((0, 60),), False, window=window, seed=seed)
+    q, k, v = numbers(whole)
+    out, _ = run(whole)
+    for first, stop in ((0, cut), (cut, 60)):
+        part = replace(whole, lanes=((first, stop - first),), page_size=4)
+        got, _ = with_numbers(part, q[first:stop], [k[0][:stop]], [v[0][:stop]])
+        assert got.tobytes() == out[first:stop].tobytes(), f"rows {first}:{stop} of {whole}"
+
+
+def with_numbers(case: Case, q: np.ndarray, k: list[np.ndarray], v: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The kernels on given numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{__name__}.numbers", lambda _: (q, k, v))
+        return run(case)
+
+
+def test_rounding_weights_to_one_number_leaves_the_tighter_bound():
+    case = Case(((0, 64),), False, seed=3)
+    o, _, magnitudes = exact(case)
+    two, one = (np.abs(run(replace(case, rounded_weights=rounded))[0].astype(np.float64) - o) for rounded in (False, True))
+    assert (one - two).max() > 2.0**-16 * magnitudes.max(), "one number is as good as two: the test sees no difference"
+
+
+def test_what_no_kernel_serves_is_refused():
+    arrays = {name: Array(name, "read", (1,), "i32") for name in ("qo_indptr", "kv_len", "page_indptr", "page_indices")}
+    call = functools.partial(attn.attention, tiles=Array("tiles", "read", (1, 2), "i32"), lanes=attn.Lanes(**arrays), kv_heads=1, sm_scale=1.0, decode=True)
+    cache, odd = Array("c", "read", (4, 8, 64), "bf16"), Array("c", "read", (4, 6, 64), "bf16")
+    q, out = Array("q", "read", (1, 64), "bf16"), Array("o", "write", (1, 64), "bf16")
+    for given in (
+        (q, replace(cache, dtype="f32"), replace(cache, dtype="f32"), out, 64), (q, odd, odd, out, 64), (replace(q, dtype="f16"), cache, cache, out, 64),
+        (q, cache, cache, out, 32),
+    ):  # fmt: skip
+        with pytest.raises(KernelError) as caught:
+            call(*given[:4], head_dim=given[4])
+        assert caught.value.code == "kernel.unsupported"
