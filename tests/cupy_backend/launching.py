@@ -8,7 +8,6 @@ from cupy_backend.emulator import EmulatedDevice, Schedule
 from cupy_backend.launch import Array, Launch
 from tests.cupy_backend.running import WORDS
 
-
 DEFAULT = Schedule()
 
 
