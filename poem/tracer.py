@@ -5,8 +5,7 @@ It knows nothing of Starlark: the language calls it with Python operands, and te
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from poem.dtypes import Dtype
 from poem.errors import Frame, PackageError
@@ -45,8 +44,7 @@ def with_article(word: str) -> str:
     return word if word == "None" else f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """How to record a call again for operands of the same types, at the same place.
 
     blank: the operands by parameter, those that were not given; names: the others; positions: where their arguments stood

@@ -9,7 +9,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from poem.errors import PackageError
@@ -33,8 +32,7 @@ class Wants(NamedTuple):
     convert: Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter of a builtin. `by` is "position", "either" or "name"."""
 
     name: str

@@ -13,7 +13,7 @@ from poem.graph import Param
 Where = tuple[Frame, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Template:
     """A chat template: the name of its format and the settings that format reads."""
 
@@ -28,7 +28,7 @@ class Template:
     where: Where = field(default=(), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenizerContract:
     """What a vocabulary must hold.
 
@@ -46,7 +46,7 @@ class TokenizerContract:
         return self.markers + tuple(group for part in parts for group in self.parts.get(part, ()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Model:
     """A model variant. `mini`: it reads a prefix of the whole model's layers and experts."""
 
@@ -62,7 +62,7 @@ class Model:
     where: Where = field(default=(), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Deployment:
     """A model with the dtypes of its weights and kv cells, its parts and its drafter."""
 
@@ -86,7 +86,7 @@ class Deployment:
         return "-".join(words)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Published:
     """A speculative draft head that others publish for a model."""
 
@@ -97,7 +97,7 @@ class Published:
     where: Where = field(default=(), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Every weight of one deployment, in walk order.
 

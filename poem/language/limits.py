@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass
 class Limits:
     """Change the fields of `LIMITS` to allow more or less.
 

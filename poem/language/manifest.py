@@ -13,7 +13,7 @@ from poem.suggest import did_you_mean, nearest
 Where = tuple[Frame, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeclaredDeployment:
     """What `deployment(...)` was told; the model is an id until MODELS is known."""
 
