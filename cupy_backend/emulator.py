@@ -23,7 +23,7 @@ from poem.dtypes.leaves import STORAGE
 from poem.dtypes.term import LEAF_BITS
 
 ALIGNMENT = 256  # of every allocation, as on a GPU
-GUARD = 4096  # bytes between the arguments of a checked launch, so that no overrun ends in another argument
+GUARD = 1 << 20  # bytes between the arguments of a checked launch, so that no overrun ends in another argument
 POISON = 0xFF  # NaN in every float format that has one
 HOPPER_FP8_BITS = 13
 SHARE = 4  # kernels of a file that are worth a compiler of their own

@@ -200,8 +200,8 @@ void cluster_arrive(Site site) {
   m.cluster_done = std::move(m.cluster_open);
   m.cluster_open = {};
   if (m.check) order_cluster();
-  for (Fiber& f : m.fibers)
-    if (f.state == State::cluster_barrier) wake(f);
+  for (int i = 0; i < m.threads * m.cluster; ++i)   // beyond lie fibers of earlier launches, in whatever state they were left
+    if (m.fibers[i].state == State::cluster_barrier) wake(m.fibers[i]);
 }
 void cluster_wait(Site site) {
   Fiber& me = *machine.current;

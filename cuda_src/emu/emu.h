@@ -1,12 +1,11 @@
 // emu.h: what kernel code sees of the emulator. CUDA's keywords, types, variables and functions, and the host half of the prelude.
+//
+// Included before every kernel, so it leaves out the standard library's big headers: <cmath> alone would double the time of a build.
 #pragma once
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
+#include <stddef.h>
+#include <stdint.h>
+
 #include <initializer_list>
-#include <type_traits>
-#include <utility>
 
 #include "cuda_types.h"
 
@@ -128,15 +127,15 @@ inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
 }
 
 template <class T> inline T shuffle_bits(Shuffle kind, unsigned mask, T value, int argument, int width, Site site) {
-  static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>, "a shuffle moves at most 8 bytes");
+  static_assert(sizeof(T) <= 8 && __is_trivially_copyable(T), "a shuffle moves at most 8 bytes");
   uint64_t bits = 0;
-  memcpy(&bits, &value, sizeof(T));
+  __builtin_memcpy(&bits, &value, sizeof(T));
   bits = shuffle(kind, mask, bits, argument, width, site);
-  memcpy(&value, &bits, sizeof(T));
+  __builtin_memcpy(&value, &bits, sizeof(T));
   return value;
 }
 template <class T, class Change> inline T atomic(T* p, Order order, Site site, Change change) {
-  static_assert(std::is_integral_v<T>, "atomics are for integers: the sum of floats would depend on the order of arrival");
+  static_assert(T(3) / 2 == T(1), "atomics are for integers: the sum of floats would depend on the order of arrival");
   atomic_begin(p, sizeof(T), order, true, site);
   const T before = *p;
   *p = change(before);
@@ -161,15 +160,16 @@ template <class V> inline V load_constant(const V* p, Site site) {
 using Entry = void (*)(void** arguments);
 template <class T> __attribute__((no_sanitize("thread"))) inline T argument(const void* p) {
   T value;
-  memcpy(&value, p, sizeof value);
+  __builtin_memcpy(&value, p, sizeof value);
   return value;
 }
+template <size_t... I> struct Indices {};
 template <auto KERNEL> struct Bind;
 template <class... A, void (*KERNEL)(A...)> struct Bind<KERNEL> {
-  template <size_t... I> __attribute__((no_sanitize("thread"))) static void run(void** p, std::index_sequence<I...>) {
-    KERNEL(argument<std::remove_cv_t<A>>(p[I])...);
+  template <size_t... I> __attribute__((no_sanitize("thread"))) static void run(void** p, Indices<I...>) {
+    KERNEL(argument<A>(p[I])...);
   }
-  static void call(void** p) { run(p, std::index_sequence_for<A...>{}); }
+  static void call(void** p) { run(p, Indices<__integer_pack(sizeof...(A))...>{}); }
   // How many arguments, and their sizes: the launcher compares them with the record of the launch.
   static int sizes(uint32_t* out) {
     const uint32_t all[] = {(uint32_t)sizeof(A)..., 0};

@@ -2,7 +2,7 @@
 //
 // A device computes them worse than the host's library does, and nobody says how. So the result here is the true one, pushed by a part of the
 // allowed error that depends on the bits of the argument alone: a kernel that needs more accuracy than it is promised fails its bounds.
-#include "emu.h"
+#include "machine.h"
 
 namespace poem::emu {
 

@@ -83,17 +83,17 @@ static void begin_block(Block& b, int rank, uint3 index) {
 // Who waits where, when nobody can go on.
 static std::string deadlock() {
   const Machine& m = machine;
+  const int count = m.threads * m.cluster;
+  const auto alike = [](const Fiber& a, const Fiber& b) {
+    return a.block == b.block && a.state == b.state && (a.state == State::done || a.site.line == b.site.line);
+  };
   std::string text = "deadlock:";
-  const Fiber* before = nullptr;
-  int shown = 0;
-  for (const Fiber& f : m.fibers) {
-    if (&f - m.fibers.data() >= m.threads * m.cluster) break;
-    const bool same = before && before->state == f.state && before->site.line == f.site.line && before->block == f.block;
-    before = &f;
-    if (same) continue;
-    if (shown++ == 6) return text + " ...";
-    text += concat(shown > 1 ? ";" : "", " thread ", f.id, m.cluster > 1 ? concat(" of block ", f.block->rank, " of the cluster") : "", " on ",
-                   f.state == State::done ? std::string("has exited") : concat("waits in ", f.operation, " at ", text_of(f.site)));
+  for (int first = 0, last; first < count; first = last + 1) {
+    const Fiber& f = m.fibers[first];
+    for (last = first; last + 1 < count && alike(f, m.fibers[last + 1]); ++last) {}
+    text += concat(first ? "; " : " ", f.id == m.fibers[last].id ? concat("thread ", f.id) : concat("threads ", f.id, " to ", m.fibers[last].id),
+                   m.cluster > 1 ? concat(" of block ", f.block->rank, " of the cluster") : std::string(),
+                   f.state == State::done ? std::string(": exited") : concat(": in ", f.operation, " at ", text_of(f.site)));
   }
   return text;
 }

@@ -4,10 +4,14 @@
 // it has to wait; then the next ready one runs. What the copy engine and the tensor cores do on their own is kept in `in_flight` and
 // happens at once, at a random moment or as late as allowed, as the launch asks.
 #pragma once
+#include <cmath>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "emu.h"

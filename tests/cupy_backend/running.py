@@ -32,7 +32,9 @@ class Tiles:
 Given = tuple[np.ndarray, Direction] | Tiles | int | float
 
 
-def launch_of(source: str | Path, kernel: str, grid: tuple[int, ...], threads: int, given: Mapping[str, Given], **settings: object) -> Launch:
+def launch_of(
+    source: str | Path, kernel: str, grid: tuple[int, ...], threads: int, given: Mapping[str, Given], **settings: object
+) -> Launch:
     """A launch record whose buffers have the parameters' names. Whole numbers are passed as i32."""
     arguments: dict[str, Argument] = {}
     for name, value in given.items():
@@ -52,7 +54,9 @@ def run(
     schedule: Schedule = Schedule(), **settings: object,
 ) -> Counters:  # fmt: skip
     """Runs one launch, checked unless `device` says otherwise. Arrays with direction write, update or scratch are changed."""
-    memory = {name: value.array if isinstance(value, Tiles) else value[0] for name, value in given.items() if not isinstance(value, (int, float))}
+    memory = {
+        name: value.array if isinstance(value, Tiles) else value[0] for name, value in given.items() if not isinstance(value, (int, float))
+    }
     launch = launch_of(source, kernel, grid, threads, given, **settings)
     return (device or EmulatedDevice(schedule=schedule)).run(launch, memory)
 

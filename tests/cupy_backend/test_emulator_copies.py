@@ -18,7 +18,9 @@ DTYPES = (np.uint8, np.uint16, np.uint32)
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    EmulatedDevice().prepare(launch_of(SOURCE, f"{kernel}<{rank}>", (1,), 32, {}) for kernel in ("load_box", "store_box") for rank in (2, 3))
+    EmulatedDevice().prepare(
+        launch_of(SOURCE, f"{kernel}<{rank}>", (1,), 32, {}) for kernel in ("load_box", "store_box") for rank in (2, 3)
+    )
 
 
 @st.composite
@@ -51,7 +53,9 @@ def inside(case: dict[str, object], array: np.ndarray) -> tuple[tuple[np.ndarray
 @settings(max_examples=80)
 @given(boxes(), schedules, st.integers(0, 2**31))
 def test_a_box_is_loaded_with_zeros_outside_and_its_chunks_swizzled(case: dict[str, object], schedule, seed: int) -> None:  # type: ignore[no-untyped-def]
-    array = np.random.default_rng(seed).integers(1, 256, (*case["shape"], case["dtype"].itemsize), dtype=np.uint8).view(case["dtype"])[..., 0]  # type: ignore[attr-defined, misc]
+    array = (
+        np.random.default_rng(seed).integers(1, 256, (*case["shape"], case["dtype"].itemsize), dtype=np.uint8).view(case["dtype"])[..., 0]
+    )  # type: ignore[attr-defined, misc]
     array = np.ascontiguousarray(array)
     nbytes = math.prod(case["box"]) * array.itemsize  # type: ignore[call-overload]
     image = np.empty(nbytes // 4, np.uint32)

@@ -117,3 +117,11 @@ def test_a_kernel_that_breaks_the_rule_is_caught_at_its_line(rule: Rule) -> None
 def test_every_kernel_of_the_file_is_a_rule_that_is_tested() -> None:
     listed = {line.split("(")[1].split(")")[0] for line in SOURCE.read_text().splitlines() if line.startswith("RULE(")}
     assert listed == {rule.name for rule in RULES}
+
+
+def test_a_launch_is_not_disturbed_by_threads_that_a_failed_one_left_waiting() -> None:
+    waiting, right = (next(rule for rule in RULES if rule.name == name) for name in ("remote_arrival", "cluster_barrier"))
+    for schedule in ORDERS:
+        with pytest.raises(KernelError):
+            run(waiting._replace(threads=256), right=False, schedule=schedule)  # more threads than the launch after it has
+        run(right, right=True, schedule=schedule)

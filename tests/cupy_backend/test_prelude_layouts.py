@@ -160,7 +160,14 @@ def test_wgmma_multiplies_operands_that_lie_as_published(case: Case) -> None:
         c = np.zeros_like(c)  # that kernel does not accumulate
     else:
         a_image, leading_a, stride_a = image(a, case.dtype, *case.a)
-        given = {"a": (a_image, "read"), "b": (b_image, "read"), "d": (d, "update"), "bytes": BYTES, "leading_a": leading_a, "stride_a": stride_a}
+        given = {
+            "a": (a_image, "read"),
+            "b": (b_image, "read"),
+            "d": (d, "update"),
+            "bytes": BYTES,
+            "leading_a": leading_a,
+            "stride_a": stride_a,
+        }
     given |= {"leading_b": leading_b, "stride_b": stride_b}
     go(FAST, case.kernel, 128, given, shared=2 * BYTES)
     assert np.array_equal(matrix_of(d, layout, 64, case.n), a @ b.T + c)

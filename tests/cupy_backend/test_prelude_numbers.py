@@ -43,7 +43,9 @@ def encoded() -> dict[str, np.ndarray]:
         "as_bf16": np.empty(len(x), np.uint16), "as_f16": np.empty(len(x), np.uint16), "as_e4m3": np.empty(len(x), np.uint8),
         "as_e5m2": np.empty(len(x), np.uint8), "as_e2m1": np.empty(len(x) // 2, np.uint8),
     }  # fmt: skip
-    run(SOURCE, "encode", (4,), 256, {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)}, device=FAST)
+    run(
+        SOURCE, "encode", (4,), 256, {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)}, device=FAST
+    )
     return {"x": x, **out}
 
 
@@ -112,7 +114,14 @@ def approximated() -> dict[str, np.ndarray]:
         [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 1e-40, -1e-40],
     ]).astype(np.float32)  # fmt: skip
     out = {name: np.empty(len(x), np.float32) for name in EXACT}
-    run(SOURCE, "approximate", (4,), 256, {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)}, device=FAST)
+    run(
+        SOURCE,
+        "approximate",
+        (4,),
+        256,
+        {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)},
+        device=FAST,
+    )
     return {"x": x, **out}
 
 
@@ -143,7 +152,24 @@ def test_approximate_functions_keep_the_manuals_special_values(approximated: dic
 @pytest.mark.parametrize("table", [0xF0, 0xCC, 0xAA, 0x6A, 0xEA, 0x96, 0x00, 0xFF])
 def test_bit_operations_follow_their_tables(table: int) -> None:
     words = np.random.default_rng(table).integers(0, 2**32, (32, 3), dtype=np.uint32)
-    words[:16, 2] = [0x3210, 0x7654, 0x5140, 0x7362, 0x8888, 0xFEDC, 0xBA98, 0x0000, 0x4321, 0x9D2A, 0x1032, 0x0123, 0x6420, 0x7531, 0xF0F0, 0x0F0F]
+    words[:16, 2] = [
+        0x3210,
+        0x7654,
+        0x5140,
+        0x7362,
+        0x8888,
+        0xFEDC,
+        0xBA98,
+        0x0000,
+        0x4321,
+        0x9D2A,
+        0x1032,
+        0x0123,
+        0x6420,
+        0x7531,
+        0xF0F0,
+        0x0F0F,
+    ]
     out = np.empty((32, 2), np.uint32)
     run(SOURCE, f"logic<{table}>", (1,), 32, {"x": (words, "read"), "out": (out, "write")})
     for (a, b, c), (logic, bytes_) in zip(words.tolist(), out.tolist(), strict=True):
