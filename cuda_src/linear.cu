@@ -43,7 +43,7 @@ template <class F, class X, class MATH> struct Walk {
 };
 
 template <class F, class X, class MATH, class OUT, Activation ACT, int BM, int BN, int BK, int STAGES, int WARPS_M, int WARPS_N, bool SLICED>
-__global__ void __launch_bounds__(WARPS_M* WARPS_N * 32)
+__global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
     product(const X* __restrict__ x, const float* __restrict__ x_scale, const uint8_t* __restrict__ code, const typename F::Gain* __restrict__ gain,
             const typename F::Gain* __restrict__ offset, const float* __restrict__ row_gain, OUT* __restrict__ out, float* partial, uint32_t* counters,
             int rows, int outputs, int width, int scale_stride, int gain_stride, int slice) {

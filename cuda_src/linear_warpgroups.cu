@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(384, 1)
   };
   int step = 0;   // of all tiles of this block
   if (group == 0) {
-    release_registers<40>();
+    release_registers<24>();
     if (t == 0)
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int n0 = row_of(tile), m0 = column_of(tile);
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(384, 1)
         }
       }
   } else {
-    acquire_registers<232>();
+    acquire_registers<240>();
     const int half = group - 1, own = t % 128, lane = t % 32, warp = own / 32;
     const uint32_t staging_at = STAGING_AT + half * STORES * 64 * 128;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {

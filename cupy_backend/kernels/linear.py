@@ -86,6 +86,8 @@ def matmul(
     kernel = format_of(dtype)
     (rows, width), outputs = x.shape, out.shape[1]
     _check(x, out, kernel, dtype, act)
+    if rows == 0:
+        return []
     chosen = _cut(rows, outputs, width, dtype, arch, batch_invariant, act)
     launches, x_scale, scale_stride, type_of_x = [], None, 0, "bf16"
     if dtype.act:
@@ -129,6 +131,8 @@ def matmul_scratch(
     rows: int, outputs: int, width: int, *, dtype: Dtype, arch: str, batch_invariant: bool = False, act: str | None = None
 ) -> int:
     """Bytes of scratch that `matmul` needs for x `[rows, width]` and out `[rows, outputs]`."""
+    if rows == 0:
+        return 0
     chosen = _cut(rows, outputs, width, dtype, arch, batch_invariant, act)
     activations = _activation_bytes(rows, width) if dtype.act else 0
     return activations + (4 * _partials(chosen) if chosen.splits > 1 else 0)

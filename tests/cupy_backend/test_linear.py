@@ -325,6 +325,12 @@ def test_what_no_kernel_serves_is_refused(word, rows, width, outputs, act, expec
     assert expected in refused.value.expected
 
 
+def test_no_rows_need_no_launch():
+    x, out = Array("x", "read", (0, 64), "bf16"), Array("out", "write", (0, 8), "bf16")
+    assert linear.matmul(x, {}, out, dtype=Dtype("bf16"), arch="sm_90a") == []
+    assert linear.matmul_scratch(0, 8, 64, dtype=Dtype("e4m3tile128a8"), arch="sm_90a") == 0
+
+
 def test_weights_that_no_kernel_decodes_are_refused():
     with pytest.raises(KernelError, match="no matrix product takes weights of i8"):
         linear_tables.format_of(Dtype("i8"))
