@@ -64,6 +64,7 @@ RULES = [
     Rule("bulk_store_reuse", "emu.async", "write to shared memory that an unfinished wgmma or bulk store reads"),
     Rule("bulk_store_before_exit", "emu.protocol", "a thread exits before its bulk stores have read shared memory", line=False),
     Rule("cluster_barrier", "emu.unwritten", "of block 1 of the cluster", PAIR, blocks=2),
+    Rule("cluster_arrive_once", "emu.protocol", "cluster_arrive twice without cluster_wait between", PAIR, blocks=2),
     Rule("cluster_exit", "emu.protocol", "access to shared memory of block 0 of the cluster, which has exited", PAIR, blocks=2),
     Rule("remote_arrival", "emu.unwritten", "read of shared memory that was never written", PAIR, blocks=2),
     Rule("register_budget", "emu.protocol", "ask for 66560 registers together, and there are 65536", threads=384),
@@ -120,8 +121,8 @@ def test_every_kernel_of_the_file_is_a_rule_that_is_tested() -> None:
 
 
 def test_a_launch_is_not_disturbed_by_threads_that_a_failed_one_left_waiting() -> None:
-    waiting, right = (next(rule for rule in RULES if rule.name == name) for name in ("remote_arrival", "cluster_barrier"))
+    waiting, right = (next(rule for rule in RULES if rule.name == name) for name in ("cluster_arrive_once", "cluster_barrier"))
     for schedule in ORDERS:
-        with pytest.raises(KernelError):
+        with pytest.raises(KernelError, match="cluster_arrive twice"):
             run(waiting._replace(threads=256), right=False, schedule=schedule)  # more threads than the launch after it has
         run(right, right=True, schedule=schedule)

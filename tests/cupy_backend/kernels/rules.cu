@@ -268,6 +268,12 @@ RULE(cluster_barrier) {
   out[ME] = cluster_pointer(words, cluster_rank() ^ 1)[threadIdx.x];   // cluster_barrier
   cluster_sync();
 }
+RULE(cluster_arrive_once) {
+  cluster_arrive();
+  if (!RIGHT && cluster_rank() == 1 && threadIdx.x == 100) cluster_arrive();   // cluster_arrive_once
+  cluster_wait();
+  out[ME] = in[ME];
+}
 RULE(cluster_exit) {
   POEM_SHARED(uint32_t, words, [128]);
   words[threadIdx.x] = in[ME];
