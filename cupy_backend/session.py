@@ -58,7 +58,7 @@ class Session:
         self._plans: dict[Bucket, Plan] = {}
         self._lengths: dict[int, int] = {}
         self._next = 0
-        self.plan = self.plan_for(Bucket(1, 1, 1, SMALLEST_LENGTH, (1,) * len(graph.spaces), page_size))  # of the latest pass
+        self.plan = self.plan_for(Bucket(1, 1, 1, 1, 1, SMALLEST_LENGTH, (1,) * len(graph.spaces), page_size))  # of the latest pass
         self._load(self.plan)
 
     # -- sequences -----------------------------------------------------------------------------
@@ -134,17 +134,18 @@ class Session:
 
     def _bucket(self, pass_: Geometry) -> Bucket:
         rows, lanes, readouts = pass_.rows, pass_.lanes, len(pass_.readout_rows)
+        counts = [count for count in np.diff(pass_.qo_indptr).tolist() if count] or [0]
         if self._padded:
             rows, lanes, readouts = (_power(rows), _power(lanes), _power(readouts))
         cells = max(SMALLEST_LENGTH, _power(int(pass_.kv_len.max(initial=1))))
-        return Bucket(rows, lanes, readouts, cells, tuple(self._pages), self._page_size)
+        return Bucket(rows, lanes, readouts, min(counts), max(counts), cells, tuple(self._pages), self._page_size, self._padded)
 
     def _run_plan(self, pass_: Geometry, observe: Observer | None) -> dict[str, np.ndarray]:
         self._grow_cells()
         bucket = self._bucket(pass_)
         made = self.plan = self.plan_for(bucket)
         self._load(made)
-        self._memory[pass_inputs.BUFFER] = self.device.upload(pass_inputs.fill(dict(made.inputs), pass_))
+        self._memory[pass_inputs.BUFFER] = self.device.upload(pass_inputs.fill(made.inputs, made.lists, pass_))
         for step in made.steps:
             for launch in step.launches:
                 self._launch(launch)

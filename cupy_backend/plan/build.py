@@ -51,8 +51,8 @@ def plan(graph: Graph, bucket: Bucket, options: Options = DEFAULTS) -> Plan:
     places = {value: Columns(_placed(where.array, offsets), where.start, where.width) for value, where in lowering.places.items()}
     cells = {cache.id: lowering.cells(cache) for cache in graph.caches if cache.kind == "kv"}
     return Plan(
-        graph.digest(), graph.deployment, bucket, options, tuple(steps), places, lowering.inputs, tuple(lowering.stored.values()),
-        lowering.tables, cells, arena,
+        graph.digest(), graph.deployment, bucket, options, tuple(steps), places, lowering.inputs,
+        tuple(lowering.lists.values()), tuple(lowering.stored.values()), lowering.tables, cells, arena,
     )  # fmt: skip
 
 

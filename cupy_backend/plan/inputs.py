@@ -1,12 +1,14 @@
 """The integers of a pass in device memory: which there are, how large, and how a pass fills them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
+from cupy_backend.kernels.attn import row_tiles
 from cupy_backend.launch import Array
 from cupy_backend.plan.arena import aligned
-from cupy_backend.plan.record import Bucket
+from cupy_backend.plan.record import Bucket, WorkList
 from poem.batch import NO_PAGE, Geometry
 
 BUFFER = "inputs"
@@ -35,26 +37,30 @@ def layout(bucket: Bucket, spaces: int) -> dict[str, Array]:
             f"kv_indptr.{space}": (bucket.lanes + 1,),
             f"kv_indices.{space}": (pages,),
         }
-    arrays, offset = {}, 0
+    arrays: dict[str, Array] = {}
     for name, shape in shapes.items():
-        arrays[name] = Array(BUFFER, "read", shape, "i32", offset)
-        offset += aligned(arrays[name].nbytes)
+        add(arrays, name, shape)
     return arrays
 
 
-def nbytes(arrays: dict[str, Array]) -> int:
+def add(arrays: dict[str, Array], name: str, shape: tuple[int, ...]) -> None:
+    """One more array behind the others."""
+    arrays[name] = Array(BUFFER, "read", shape, "i32", nbytes(arrays))
+
+
+def nbytes(arrays: Mapping[str, Array]) -> int:
     """Bytes of the buffer `inputs`."""
-    return max(aligned(array.offset + array.nbytes) for array in arrays.values())
+    return max((aligned(array.offset + array.nbytes) for array in arrays.values()), default=0)
 
 
-def fill(arrays: dict[str, Array], pass_: Geometry) -> np.ndarray:
+def fill(arrays: Mapping[str, Array], lists: Sequence[WorkList], pass_: Geometry) -> np.ndarray:
     """The bytes of `inputs` for a pass that is at most as large as the bucket.
 
     Rows past those of the pass are no lane's: their token and position are 0, their lane is -1, their cell is on page `NO_PAGE`.
     Lanes past those of the pass have no rows and no cells. `counts` holds the true rows, lanes and readouts.
     """
     buffer: np.ndarray = np.zeros(nbytes(arrays), np.uint8)
-    for name, values in _values(pass_):
+    for name, values in chain(_values(pass_), _work(lists, pass_)):
         array = arrays[name]
         view = buffer[array.offset : array.offset + array.nbytes].view(np.int32).reshape(array.shape)
         if name.startswith("write_page"):
@@ -77,3 +83,9 @@ def _values(pass_: Geometry) -> Iterator[tuple[str, np.ndarray]]:
         yield f"last_page_len.{space}", pages.last_page_len
         yield f"kv_indptr.{space}", pages.indptr
         yield f"kv_indices.{space}", pages.indices
+
+
+def _work(lists: Sequence[WorkList], pass_: Geometry) -> Iterator[tuple[str, np.ndarray]]:
+    counts = np.diff(pass_.qo_indptr)
+    for item in lists:
+        yield item.name, row_tiles(counts, item.group, item.shape, least=item.least, most=item.most, count=item.tiles)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from cupy_backend.kernels.arrays import unsupported
+from cupy_backend.kernels.attn import Shape
 from cupy_backend.launch import Array, Launch
 from cupy_backend.plan import inputs
 from cupy_backend.plan.patterns import Group, operand
 from cupy_backend.plan.prepare import planes_of
-from cupy_backend.plan.record import Bucket, Columns, Cost, Options, Stored
+from cupy_backend.plan.record import Bucket, Columns, Cost, Options, Stored, WorkList
 from poem.dtypes import Dtype
 from poem.graph import Cache, Graph, Node, Param
 
@@ -59,6 +60,7 @@ class Lowering:
         self.places: dict[int, Columns] = {}
         self.stored: dict[str, Stored] = {}
         self.tables: dict[str, np.ndarray] = {}
+        self.lists: dict[str, WorkList] = {}
         self._scratch = 0
         for input_ in graph.inputs:
             array = self._graph_input(input_.method, input_.arguments)
@@ -114,6 +116,14 @@ class Lowering:
         """Memory for one step."""
         self._scratch += 1
         return Array(f"{SCRATCH}{self._scratch}", "scratch", (nbytes,), dtype)
+
+    def work_list(self, group: int, shape: Shape, least: int, most: int | None, tiles: int) -> Array:
+        """The rows of each block of an attention launch; one list for all layers that share it."""
+        name = f"tiles.{group}.{shape.rows}.{least}.{most or ''}"
+        if name not in self.lists:
+            self.lists[name] = WorkList(name, group, shape, least, most, tiles)
+            inputs.add(self.inputs, name, (tiles, 2))
+        return self.inputs[name]
 
     # -- what is there at load -----------------------------------------------------------------
     def param(self, node: Node, name: str) -> Param:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cupy_backend.kernels.attn import Shape
 from cupy_backend.launch import Array, Launch
 
 ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
@@ -36,15 +37,19 @@ class Options:
 class Bucket:
     """The sizes that a plan serves.
 
-    rows, lanes, readouts: of a pass. cells: of its longest lane after the pass. pages: physical pages of each kv space.
+    rows, lanes, readouts: of a pass. shortest, longest: new rows of the lanes that have any. cells: of its longest lane after the pass.
+    pages: physical pages of each kv space. padded: a pass may have fewer rows and lanes.
     """
 
     rows: int
     lanes: int
     readouts: int
+    shortest: int
+    longest: int
     cells: int
     pages: tuple[int, ...]
     page_size: int = 16
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,21 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkList:
+    """Which rows each block of an attention launch takes: i32 `[tiles, 2]`, made for each pass (`kernels.attn.row_tiles`).
+
+    name: among the inputs. group: query heads of a key head. shape: of a block. least, most: new rows of the lanes that it lists.
+    """
+
+    name: str
+    group: int
+    shape: Shape
+    least: int
+    most: int | None
+    tiles: int
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """Where a value lies: columns `start .. start + width` of the rows of an array `[rows, stride]`."""
 
@@ -121,10 +141,10 @@ class Columns:
 class Plan:
     """One pass over a bucket of sizes, for one graph.
 
-    graph: its digest. steps: in order of execution. places: where the values lie that can be read, by id. inputs: the integers of
-    the pass by name, in the buffer `inputs`. stored, tables: what is put into device memory at load: weight planes, and arrays made from
-    attributes (rotary frequencies). cells: for each kv cache its planes `[pages, page_size, width]`. arena: bytes of the
-    buffer `arena`, which holds everything that lives within a pass.
+    graph: its digest. steps: in order of execution. places: where the values lie that can be read, by id. inputs: the integers of the
+    pass by name, in the buffer `inputs`; lists: those of them that are work lists. stored, tables: what is put into device memory at
+    load: weight planes, and arrays made from attributes (rotary frequencies). cells: for each kv cache its planes
+    `[pages, page_size, width]`. arena: bytes of the buffer `arena`, which holds everything that lives within a pass.
     """
 
     graph: str
@@ -134,6 +154,7 @@ class Plan:
     steps: tuple[Step, ...]
     places: Mapping[int, Columns]
     inputs: Mapping[str, Array]
+    lists: tuple[WorkList, ...]
     stored: tuple[Stored, ...]
     tables: Mapping[str, np.ndarray] = field(compare=False)
     cells: Mapping[int, tuple[Array, ...]]

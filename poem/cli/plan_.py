@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     graph = package.trace(arguments.deployment or next(iter(package.deployments)))
     page_size = 16
     pages = arguments.batch * -(-length // page_size)
-    bucket = Bucket(arguments.batch * arguments.tokens, arguments.batch, arguments.batch, length, (pages,) * len(graph.spaces), page_size)
+    rows, lanes, spaces = arguments.batch * arguments.tokens, arguments.batch, len(graph.spaces)
+    bucket = Bucket(rows, lanes, lanes, arguments.tokens, arguments.tokens, length, (pages,) * spaces, page_size)
     made = plan(graph, bucket, Options(arguments.arch, arguments.batch_invariant))
     print(json.dumps(as_json(graph, made), indent=2) if arguments.json else "\n".join(as_lines(graph, made)))
     for note in package.notes:

@@ -27,7 +27,7 @@ def traced(package: str, deployment: str) -> Graph:
 
 def decode(graph: Graph, lanes: int = 1, cells: int = 1024, **options: Any) -> Plan:
     pages = lanes * cells // 16
-    return plan(graph, Bucket(lanes, lanes, lanes, cells, (pages,) * len(graph.spaces)), Options(**options))
+    return plan(graph, Bucket(lanes, lanes, lanes, 1, 1, cells, (pages,) * len(graph.spaces)), Options(**options))
 
 
 # -- the arena ---------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_values_of_a_step_lie_inside_the_arena() -> None:
 
 def test_a_pass_without_readouts_launches_no_head() -> None:
     graph, _ = gated_network()
-    made = plan(graph, Bucket(4, 1, 0, 64, ()))
+    made = plan(graph, Bucket(4, 1, 0, 4, 4, 64, ()))
     assert [step.pattern for step in made.steps if not step.launches] == ["gather.gather_rows", "linear.lm_head"]
 
 
