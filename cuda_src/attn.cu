@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
   constexpr bool NARROW = sizeof(C) == 1, HELD = D <= 128;
   constexpr int K_CHUNKS = D * sizeof(C) / 16, V_CHUNKS = DV * sizeof(C) / 16;
   constexpr uint32_t K_BYTES = CELLS * D * sizeof(C), STAGE = K_BYTES + CELLS * DV * sizeof(C);
-  static_assert(OWN % 16 == 0 && KS % 2 == 0 && DV % 32 == 0, "tile shape");
+  static_assert(OWN % 16 == 0 && D % (NARROW ? 32 : 16) == 0 && DV % (NARROW ? 32 : 16) == 0, "tile shape");
   POEM_DYNAMIC_SHARED(memory);
   const int t = threadIdx.x, lane = t % 32, warp = t / 32, wm = warp % WARPS_M, wn = warp / WARPS_M, g = lane / 4, quad = lane % 4;
   const int head = blockIdx.y, heads = kv_heads * group;

@@ -22,7 +22,7 @@ from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "attn.cu"
 CELLS = {"bf16": "bf16", "f16": "f16", "f32": "float", "e4m3": "e4m3", "e5m2": "e5m2"}
-HEAD_DIMS = (64, 96, 128, 192, 256)
+HEAD_DIMS = (16, 32, 64, 96, 128, 192, 256)  # 16 only over cells of 16 bits
 WEIGHT_ERROR = {"bf16": 2.0**-16, "f16": 2.0**-22}
 ROUNDED_WEIGHT_ERROR = {"bf16": 2.0**-8, "f16": 2.0**-11}
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_120a": 188}
@@ -84,7 +84,9 @@ def shape_of(head_dim: int, value_dim: int, cells: str, *, decode: bool) -> Shap
     return next(shape for (widest, size), shape in table.items() if width <= widest and size == cell_bytes)
 
 
-def row_tiles(rows_of_lane: np.ndarray, group: int, shape: Shape, *, least: int = 1, most: int | None = None, count: int | None = None) -> np.ndarray:
+def row_tiles(
+    rows_of_lane: np.ndarray, group: int, shape: Shape, *, least: int = 1, most: int | None = None, count: int | None = None
+) -> np.ndarray:
     """The work list of `attention`: (lane, first packed row) of each block, i32 `[tiles, 2]`; the rows that see most come first.
 
     rows_of_lane: new rows of each lane. Lanes with fewer than `least` or more than `most` of them are left to another launch. count:
@@ -117,7 +119,7 @@ def kv_append(
     """Stores k and v of each row in the cell (write_page, write_offset); a row whose offset or page does not exist is skipped."""
     k, v = columns_of(k), columns_of(v)
     same_dtype(k.array, v.array)
-    vec = _vector(k_cache, k, v)
+    vec = _vector(k, v)
     arguments: dict[str, Argument] = {
         "k": reading(k.array), "v": reading(v.array), "write_page": reading(write_page), "write_offset": reading(write_offset),
         "k_cache": updating(k_cache), "v_cache": updating(v_cache), **_strides(k=k), "k_width": Scalar(k.width, "i32"), **_strides(v=v),
@@ -136,7 +138,7 @@ def append(
         "x": reading(x.array), "write_page": reading(write_page), "write_offset": reading(write_offset), "cache": updating(cache),
         **_strides(x=x), "width": Scalar(x.width, "i32"), **_pages(cache), "scale": Scalar(scale, "f32"),
     }  # fmt: skip
-    kernel = f"append<{type_of(x.array)}, {_cell(cache)}, {_vector(cache, x)}>"
+    kernel = f"append<{type_of(x.array)}, {_cell(cache)}, {_vector(x)}>"
     return [Launch(SOURCE, kernel, (x.array.shape[0], 1, 1), (128, 1, 1), arguments, nodes=nodes)]
 
 
@@ -169,7 +171,8 @@ def rope_append(
     q, k, v = columns_of(q), columns_of(k), columns_of(v)
     same_dtype(q.array, k.array, v.array, q_out)
     pairs = turn.frequencies.shape[-1]
-    vec = _vector(k_cache, q, k, v, steps=(turn.origin, head_dim, 2 * pairs if turn.neighbours else math.gcd(pairs, turn.distance)))
+    run = 2 * pairs if turn.neighbours else math.gcd(pairs, turn.distance)
+    vec = _vector(q, k, v, steps=(turn.origin, head_dim, run))
     if turn.neighbours and vec < 2:
         raise _unsupported("neighbours that are loaded together: even origins and widths", f"origin {turn.origin}")
     axes = positions.shape[1] if len(positions.shape) > 1 else 1
@@ -204,10 +207,10 @@ def attention_scratch(rows: int, heads: int, value_dim: int, pieces: int) -> int
 
 
 def attention(
-    q: Array | Columns, k_cache: Array, v_cache: Array, out: Array, *, tiles: Array, lanes: Lanes, head_dim: int, kv_heads: int, sm_scale: float,
-    decode: bool, pieces: int = 1, window: int | None = None, causal: bool = True, softcap: float | None = None, sinks: Array | None = None,
-    lse: Array | None = None, k_scale: float = 1.0, v_scale: float = 1.0, rounded_weights: bool = False, scratch: Array | None = None,
-    nodes: tuple[int, ...] = (),
+    q: Array | Columns, k_cache: Array, v_cache: Array, out: Array, *, tiles: Array, lanes: Lanes, head_dim: int, kv_heads: int,
+    sm_scale: float, decode: bool, pieces: int = 1, window: int | None = None, causal: bool = True, softcap: float | None = None,
+    sinks: Array | None = None, lse: Array | None = None, k_scale: float = 1.0, v_scale: float = 1.0, rounded_weights: bool = False,
+    scratch: Array | None = None, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """Attention of the rows that `tiles` lists (`row_tiles`, with `shape_of` for the same `decode`) over their lanes' cells.
 
@@ -241,8 +244,8 @@ def attention(
     arguments: dict[str, Argument] = {
         "q": reading(q.array), "k_cache": reading(k_cache), "v_cache": reading(v_cache), "tiles": reading(tiles),
         "qo_indptr": reading(lanes.qo_indptr), "kv_len": reading(lanes.kv_len), "page_indptr": reading(lanes.page_indptr),
-        "page_indices": reading(lanes.page_indices), **(last if pieces == 1 else dict.fromkeys(last, NULL)), "partial": partial, "sums": sums,
-        **_strides(q=q), **{name: Scalar(number, "i32") for name, number in numbers.items()},
+        "page_indices": reading(lanes.page_indices), **(last if pieces == 1 else dict.fromkeys(last, NULL)), "partial": partial,
+        "sums": sums, **_strides(q=q), **{name: Scalar(number, "i32") for name, number in numbers.items()},
         "scale": Scalar(sm_scale * k_scale, "f32"), "cap": Scalar(softcap or 0.0, "f32"), "v_scale": Scalar(v_scale, "f32"),
     }  # fmt: skip
     form = f"{held}, {_cell(k_cache)}, {head_dim}, {value_dim}, {shape.warps_m}, {shape.warps_n}, {shape.cells}, {shape.stages}"
@@ -262,8 +265,10 @@ def attention(
 
 
 def _check_heads(head_dim: int, value_dim: int, cells: str) -> None:
-    if head_dim not in HEAD_DIMS or value_dim not in HEAD_DIMS or cells not in ("bf16", "f16", "e4m3", "e5m2"):
-        raise _unsupported(f"heads of {', '.join(map(str, HEAD_DIMS))} over cells of bf16, f16, e4m3 or e5m2", f"{head_dim}, {value_dim} over {cells}")
+    known = head_dim in HEAD_DIMS and value_dim in HEAD_DIMS and cells in ("bf16", "f16", "e4m3", "e5m2")
+    if not known or (min(head_dim, value_dim) == 16 and _bytes(cells) == 1):
+        served = f"heads of {', '.join(map(str, HEAD_DIMS))} over cells of bf16, f16, e4m3 or e5m2"
+        raise _unsupported(served, f"{head_dim}, {value_dim} over {cells}")
 
 
 def _like(array: Array, other: Array) -> Array:
@@ -293,7 +298,7 @@ def _page_shift(cache: Array) -> int:
     return size.bit_length() - 1
 
 
-def _vector(cache: Array, *parts: Columns, steps: tuple[int, ...] = ()) -> int:
+def _vector(*parts: Columns, steps: tuple[int, ...] = ()) -> int:
     """Elements that a thread moves at once."""
     return vector(parts[0].array.dtype, *steps, *(number for part in parts for number in (part.array.shape[1], part.first, part.width)))
 
