@@ -47,6 +47,7 @@ class Arithmetic:
     results: the dtype results are stored in, or None for the dtype that the graph states.
     cells: the dtype kv cells are stored in, "" when they are kept as computed, or None for the dtype of the space.
     deviations: a sum of n roundings is taken to stay below `deviations * sqrt(n)` units (see `growth`).
+    recorded: the dtype that what an original computed was narrowed to when it was recorded, "" for its own.
     """
 
     unit: float
@@ -55,6 +56,7 @@ class Arithmetic:
     results: str | None
     cells: str | None
     deviations: float = 0.0
+    recorded: str = ""
 
     def growth(self, terms: int) -> float:
         """How many units of `unit * sum |terms|` the rounding error of a sum of products may reach, in any order of summation.
@@ -91,3 +93,9 @@ ORIGINAL = Arithmetic(_F32, _FUNCTION, 2.0**-126, "f32", "", DEVIATIONS)
 NATIVE = Arithmetic(_F32, _FUNCTION, 2.0**-126, None, None, DEVIATIONS)
 # What parts native mode from an f32 original: both take their steps in f32.
 NATIVE_AND_ORIGINAL = Arithmetic(2.0 * _F32, 2.0 * _FUNCTION, 2.0**-125, None, None, DEVIATIONS)
+# How much finer float64 is than f32; every bound is linear in the unit roundoff, but for terms of its square.
+F64_OF_F32 = unit_roundoff("f64") / _F32
+# What parts exact mode from a float64 original that was recorded in f32, where both keep the casts that dtypes state.
+EXACT_AND_STATED = Arithmetic(2.0 * _F32 * F64_OF_F32, 2.0 * _FUNCTION * F64_OF_F32, 2.0**-1021, "f64", "", DEVIATIONS, "f32")
+# What parts native mode from such an original.
+NATIVE_AND_STATED = Arithmetic(_F32, _FUNCTION, 2.0**-126, None, "", DEVIATIONS, "f32")

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.golden import Golden, open_golden, shipped_golden
 from conformance.options import Options
-from conformance.report import Report, Trace
-from conformance.traces import trace_beside, traced
+from conformance.report import Comparison, Report, Trace
+from conformance.traces import beside, trace_beside, traced
 from poem.checkpoint import Checkpoint, open_checkpoint
 from poem.dtypes import FLOATS
-from poem.errors import UsageError
+from poem.errors import PoemError, UsageError
 from poem.package import load_package
 from poem.suggest import did_you_mean
 
@@ -69,11 +71,12 @@ def _chosen(package: "Package", options: Options) -> "list[Deployment]":
 
 def _check_shipped(package: "Package", chosen: "Sequence[Deployment]", options: Options, report: Report) -> None:
     """Trace every chosen deployment, and compare those of models whose golden lies beside the package."""
-    folders = {id: shipped_golden(package.path, package.name, id) for id in package.models} if package.path is not None else {}
+    names = {name for deployment in chosen for name in (deployment.name, deployment.model.id)}
+    folders = {name: shipped_golden(package.path, package.name, name) for name in names} if package.path is not None else {}
     plain = [deployment for deployment in chosen if folders.get(deployment.model.id) is None]
     outcome = trace_beside(package, plain)
     compared = [deployment for deployment in chosen if folders.get(deployment.model.id) is not None]
-    own = _compare_shipped(package, compared, folders, options, report) if compared else []
+    own = _compare_models(package, compared, folders, options, report)
     by_name = {trace.deployment: trace for trace in [*outcome(), *own]}
     report.traces = [by_name[deployment.name] for deployment in chosen]
     if not compared:
@@ -85,45 +88,81 @@ def _check_shipped(package: "Package", chosen: "Sequence[Deployment]", options: 
         )
 
 
-def _compare_shipped(
+def _compare_models(
     package: "Package", chosen: "Sequence[Deployment]", folders: Mapping[str, Path | None], options: Options, report: Report
 ) -> list[Trace]:
+    """Compare deployments with the goldens beside the package: the first model's here, the others' in processes beside this one."""
+    by_model: dict[str, list[Deployment]] = {}
+    for deployment in chosen:
+        by_model.setdefault(deployment.model.id, []).append(deployment)
+    works = [partial(_compare_shipped, package, deployments, folders, options) for deployments in by_model.values()]
+    outcomes = [beside(work) for work in works[1:]] if options.backend is None else works[1:]  # a device stays in one process
+    traces = []
+    apart: list[str] = []
+    for found in (work() for work in [*works[:1], *outcomes]):
+        traces += found.traces
+        report.comparisons += found.comparisons
+        apart += found.apart
+        for note in found.notes:
+            package.note(note)
+    if apart:
+        what = "traced only" if options.backend is None else f"compared on {options.backend} only"
+        report.notes.append(f"{what}, since an import changes their weights: {', '.join(apart)}")
+    return traces
+
+
+@dataclass(slots=True)
+class _Compared:
+    """What comparing some deployments found. apart: those whose weights an import changes. notes: of the package."""
+
+    traces: list[Trace]
+    comparisons: list[Comparison]
+    apart: list[str]
+    notes: list[str]
+
+
+def _compare_shipped(package: "Package", chosen: "Sequence[Deployment]", folders: Mapping[str, Path | None], options: Options) -> _Compared:
     """Compare deployments with the goldens beside the package."""
     # The interpreter, the importer and the bounds are loaded while the other process traces.
     from conformance.backend import compare_on_backend
     from conformance.planned import inexact, subject_of
     from poem.importer import plan_import
 
-    traces = []
-    apart = []
+    found = _Compared([], [], [], [])
     goldens: dict[str, tuple[Golden, Checkpoint]] = {}
     twins: dict[str, Subject] = {}
     for deployment in chosen:
         graph = package.trace(deployment)
-        traces.append(traced(graph))
+        found.traces.append(traced(graph))
         model = deployment.model.id
         folder = folders[model]
         assert folder is not None
         if model not in goldens:
             goldens[model] = open_golden(folder), open_checkpoint(folder)
         golden, checkpoint = goldens[model]
+        stated = folders.get(deployment.name)
+        if stated is not None:
+            plan = plan_import(checkpoint, [package], deployment=deployment.name)
+            subject = subject_of(plan, graph, open_golden(stated), options, plain=golden)
+            found.comparisons += [subject.compared(mode) for mode in options.modes]
+            if options.backend is not None:
+                found.comparisons.append(compare_on_backend(subject, options.backend))
+            continue
         if any(dtype.is_quantised for dtype in deployment.weights) and all(raw.leaf in FLOATS for raw in checkpoint.tensors.values()):
-            apart.append(deployment.name)
+            found.apart.append(deployment.name)
             if options.backend is None:
                 continue
         plan = plan_import(checkpoint, [package], deployment=deployment.name)
         subject = subject_of(plan, graph, golden, options, twins.get(model))
         if options.backend is not None:
-            report.comparisons.append(compare_on_backend(subject, options.backend))
+            found.comparisons.append(compare_on_backend(subject, options.backend))
         if inexact(plan):
-            apart += [deployment.name] if deployment.name not in apart else []
+            found.apart += [deployment.name] if deployment.name not in found.apart else []
             continue
         twins.setdefault(model, subject)
-        report.comparisons += [subject.compared(mode) for mode in options.modes]
-    if apart:
-        what = "traced only" if options.backend is None else f"compared on {options.backend} only"
-        report.notes.append(f"{what}, since an import changes their weights: {', '.join(apart)}")
-    return traces
+        found.comparisons += [subject.compared(mode) for mode in options.modes]
+    found.notes = list(package.notes)
+    return found
 
 
 def _command(options: Options) -> list[str]:

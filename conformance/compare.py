@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from conformance.align import Alignment, Landing, Point, align, first_value, head_of, layers_of
-from conformance.arithmetic import NATIVE_AND_ORIGINAL, ORIGINAL, PRECISION
+from conformance.arithmetic import EXACT_AND_STATED, NATIVE_AND_ORIGINAL, NATIVE_AND_STATED, ORIGINAL, PRECISION, half_spacing
 from conformance.bounds import BOUNDS
 from conformance.forced import Difference, Forced, run_forced
 from conformance.golden import Golden
@@ -18,7 +18,7 @@ from conformance.locate import locate
 from conformance.metrics import fractions, measure, nmse, scaled_ulps, ulp_distance
 from conformance.operands import Operands, Weights
 from conformance.perturbed import Perturbed, factor_for, run_perturbed
-from conformance.report import Comparison, Fault, Greedy, Line, Op, Row, Verdict
+from conformance.report import Comparison, Cost, Fault, Greedy, Line, Op, Row, Verdict
 from interp import Session
 from poem.dtypes import FLOATS
 from poem.dtypes.tensor import Tensor
@@ -36,6 +36,10 @@ class Subject:
 
     landings: says which checkpoint tensor lands where. texts: the `.poem` files by name. selected: which tensors are judged.
     seed: of the perturbed runs. twin: a subject whose ops are the same in exact mode, so that its exact runs serve here too.
+    plain: a golden of the model with nothing quantised, to tell what quantising costs.
+
+    Where the golden states the meaning of the dtypes (`Golden.stated`), exact mode keeps their casts, its whole run is the exact lane
+    of the perturbed one, and its ops are judged one by one only to locate a difference: float64 leaves nothing else to see.
     """
 
     def __init__(
@@ -49,9 +53,10 @@ class Subject:
         seed: int = 0,
         selected: Callable[[str], bool] = lambda name: True,
         twin: "Subject | None" = None,
+        plain: Golden | None = None,
     ) -> None:
         self.graph, self.golden, self.texts, self.seed, self.selected = graph, golden, texts, seed, selected
-        self.tensors, self._landings = tensors, landings
+        self.tensors, self._landings, self._plain = tensors, landings, plain
         self._twin = twin if twin is not None and same_ops(graph, twin.graph) else None
         self._compared: dict[str, Comparison] = {}
         self.layers = layers_of(graph)
@@ -82,7 +87,7 @@ class Subject:
 
     @cached_property
     def _exact(self) -> Session:
-        return Session(self.graph, self.tensors, mode="exact")
+        return Session(self.graph, self.tensors, mode="exact", casts=self.golden.stated)
 
     @cached_property
     def _native(self) -> Session:
@@ -99,6 +104,11 @@ class Subject:
         dtypes = [value.type.dtype for value in self.graph.values if value.type is not None] + [space.dtype for space in self.graph.spaces]
         return any(PRECISION[dtype][0] < 24 for dtype in dtypes if dtype in PRECISION)
 
+    @property
+    def sources(self) -> tuple[str, str]:
+        """What parts the golden from the exact run, and what parts the native run from it (`perturbed.RUNS_OF`)."""
+        return ("stated", "cast") if self.golden.stated else ("original", "native")
+
     def counted_in(self, native: bool) -> str:
         """The dtype whose last place errors are counted in."""
         return "bf16" if native and self.rounds else "f32"
@@ -111,15 +121,17 @@ class Subject:
             steps = found.spread["original"]
             return found if self.rounds else Perturbed(found.exact, {"original": steps, "native": steps})
         tokens = self.ids[:-1] if len(self.ids) > len(self.golden.tokens) else self.ids
-        sources = ("original", "native") if self.rounds else ("original",)
+        sources = self.sources if self.rounds else self.sources[:1]
         found = run_perturbed(self._exact, self.weights, tokens, self._watched, sources=sources, seed=self.seed)
-        found.spread.setdefault("native", found.spread["original"])
+        found.spread.setdefault(self.sources[1], found.spread[self.sources[0]])
         return found
 
     @cached_property
     def _shown(self) -> list[Point]:
         """The points of the whole run: hidden states and logits, in order."""
-        shown = [point for point in self.alignment.points if re.fullmatch(r"hidden\.\d+|logits", point.name)]
+        whole = {name: shape for name, shape in self.golden.shapes.items() if re.fullmatch(r"hidden\.\d+|logits", name)}
+        found = align(self.graph, (), whole) if self.golden.stated else self.alignment
+        shown = [point for point in found.points if point.name in whole]
         return sorted(shown, key=lambda point: (point.name == "logits", int(point.name[7:]) if point.name != "logits" else 0))
 
     @cached_property
@@ -141,14 +153,19 @@ class Subject:
             found=", ".join(output.name for output in self.graph.outputs),
         )  # fmt: skip
 
-    @cached_property
-    def factor(self) -> float:
-        """Student's factor for every element that is compared."""
+    def _bound(self, value: int, at: slice | tuple[slice, slice], want: np.ndarray, native: bool) -> np.ndarray:
+        """How far a value may be, at some of its rows and columns, from `want`, which the golden holds."""
         compared = re.compile(r"hidden\.\d+|logits|greedy\.logits")
-        return factor_for(sum(array.size for name, array in self.golden.expected.items() if compared.fullmatch(name)))
+        elements = sum(array.size for name, array in self.golden.expected.items() if compared.fullmatch(name))
+        bound = self.perturbed.bound(value, elements, self.sources if native else self.sources[:1])[at]
+        return bound + half_spacing(np.abs(want).astype(np.float64), "f32") if self.golden.stated else bound
 
     def _decoded(self, session: Session) -> Decoded:
-        return decode(session, self.ids, len(self.golden.tokens), self._watched)
+        prompt = len(self.golden.tokens)
+        if self.golden.stated and session is self._exact:
+            exact = self.perturbed.exact
+            return Decoded(exact[self.logits][prompt - 1 :], {value: rows[:prompt] for value, rows in exact.items()})
+        return decode(session, self.ids, prompt, self._watched)
 
     # -- one comparison ------------------------------------------------------------------------
     def compared(self, mode: str) -> Comparison:
@@ -163,12 +180,14 @@ class Subject:
         if self._twin is not None and not native:
             return replace(self._twin.compared("exact"), deployment=self.graph.deployment, seconds=0.0)
         session = self._native if native else self._exact
-        forced = self._forced(session, native) if self.golden.fine else None
+        forced = self._forced(session, native) if self.golden.fine and (native or not self.golden.stated) else None
         decoded = self._decoded(session)
         rows = [self._row(point, decoded.watched[point.value], native) for point in self._shown if self.selected(point.name)]
         greedy, tokens = self._greedy(decoded, native)
         if greedy is not None:
             rows.append(greedy)
+        if forced is None and self.golden.fine and any(not row.fraction <= 1.0 for row in rows):
+            forced = self._forced(session, native)
         faults = self._faults(forced, session, native) if forced is not None else []
         faults = faults or self._coarse(rows, tokens, native, forced is not None)
         ops = [self._op(point, node, fraction) for point, node, fraction in forced.compared] if forced is not None else []
@@ -177,7 +196,7 @@ class Subject:
         return Comparison(
             deployment=self.graph.deployment, model=self.graph.model, mode=mode, golden=self.golden.place,
             verdict="differs" if differs else "agrees", worst=worst, where=where, reason=reason, faults=faults, rows=rows, ops=ops,
-            greedy=tokens, notes=self._notes(forced), seconds=time.perf_counter() - start,
+            greedy=tokens, cost=self._cost(decoded), notes=self._notes(forced), seconds=time.perf_counter() - start,
         )  # fmt: skip
 
     def compare_modes(self) -> Comparison:
@@ -203,31 +222,43 @@ class Subject:
         )  # fmt: skip
 
     def _forced(self, session: Session, native: bool, overrides: Mapping[int, np.ndarray] | None = None) -> Forced:
-        arithmetic = NATIVE_AND_ORIGINAL if native else ORIGINAL
+        if self.golden.stated:
+            arithmetic = NATIVE_AND_STATED if native else EXACT_AND_STATED
+        else:
+            arithmetic = NATIVE_AND_ORIGINAL if native else ORIGINAL
 
         def operands() -> Operands:
-            return Operands(self.graph, self.weights, self.golden.tokens, arithmetic)
+            return Operands(self.graph, self.weights, self.golden.tokens, arithmetic, self.golden.stated)
 
         return run_forced(session, operands, self.alignment.points, self.golden.expected, self.golden.tokens, overrides, self.selected)
 
     def _row(self, point: Point, got: np.ndarray, native: bool) -> Row:
         """One tensor of the whole run."""
         want = self.golden.expected[point.name]
-        bound = self.perturbed.bound(point.value, self.factor, native=native)[: len(want), point.columns]
-        return row_of(point.name, got[: len(want), point.columns], want, bound, self.counted_in(native))
+        at = slice(len(want)), point.columns
+        return row_of(point.name, got[at], want, self._bound(point.value, at, want, native), self.counted_in(native))
 
     def _greedy(self, decoded: Decoded, native: bool) -> tuple[Row | None, Greedy | None]:
         expected = self.golden.expected
         if "greedy.ids" not in expected or not self.selected("greedy"):
             return None, None
         start, want = len(self.golden.tokens), expected["greedy.logits"]
-        bound = self.perturbed.bound(self.logits, self.factor, native=native)[start - 1 : start - 1 + len(want)]
+        bound = self._bound(self.logits, slice(start - 1, start - 1 + len(want)), want, native)
         steps = compare_ids(decoded.logits, want, expected["greedy.ids"][start:].tolist(), bound, start)
         return row_of("greedy.logits", decoded.logits, want, bound, self.counted_in(native)), Greedy(
             len(steps), sum(step.got == step.want for step in steps),
             [[step.position, step.got, step.want] for step in steps if step.tie],
             [[step.position, step.got, step.want] for step in steps if not step.agrees],
         )  # fmt: skip
+
+    def _cost(self, decoded: Decoded) -> Cost | None:
+        """How far the logits are from those of the model with nothing quantised, for the same tokens."""
+        plain, got = self._plain, decoded.watched[self.logits]
+        rows = len(self.golden.tokens)
+        if plain is None or plain.tokens[:rows] != self.golden.tokens:
+            return None
+        want = plain.expected["logits"][:rows]
+        return Cost(nmse(got, want), int((got.argmax(-1) == want.argmax(-1)).sum()), rows)
 
     # -- faults --------------------------------------------------------------------------------
     def _faults(self, forced: Forced, session: Session, native: bool) -> list[Fault]:
@@ -268,7 +299,7 @@ class Subject:
         first = 0 if point is not None else len(self.golden.tokens) - 1
         got = self._decoded(self._native if native else self._exact)
         mine = got.watched[value] if point is not None else got.logits
-        bound = self.perturbed.bound(value, self.factor, native=native)[first : first + len(want)]
+        bound = self._bound(value, slice(first, first + len(want)), want, native)
         at = tuple(bad.index)
         lines = self._lines_before(value, bad.layer)
         heat, special = fractions(mine, want, bound)
@@ -312,7 +343,7 @@ class Subject:
         op = max(ops, key=lambda op: op.fraction, default=None)
         row = max(rows, key=lambda row: row.fraction, default=None)
         if row is not None and (op is None or row.fraction > op.fraction):
-            return row.fraction, row.tensor, "rounding of the whole run"
+            return row.fraction, row.tensor, "rounding of the whole run" if native or not self.golden.stated else "f32 of the golden"
         if op is None:
             return 0.0, "", ""
         rounded = "rounding to bf16" if native and self.rounds else ""

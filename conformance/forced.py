@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from conformance.align import Point
+from conformance.arithmetic import half_spacing
 from conformance.metrics import Distance, measure, worst_fraction
 from conformance.operands import APPENDS, Operands, references
 from conformance.running import Running
@@ -134,7 +135,7 @@ class _Pass:
             if not self.selected(point.name):
                 good.append(point)
                 continue
-            fraction = worst_fraction(result[:, point.columns], self.expected[point.name], error[:, point.columns])
+            fraction = worst_fraction(result[:, point.columns], self.expected[point.name], self._bound(point, error))
             self.compared.append((point, node.id, fraction))
             (good if fraction <= 1.0 else bad).append(point)
         if taint and good and not bad:
@@ -165,18 +166,26 @@ class _Pass:
         self.taints["value", value] = frozenset()
         return own
 
+    def _bound(self, point: Point, error: np.ndarray) -> np.ndarray:
+        """How far a result of this error may be from what was recorded."""
+        bound = error[:, point.columns]
+        recorded = self.operands.arithmetic.recorded
+        return bound + half_spacing(np.abs(self.expected[point.name]).astype(np.float64), recorded) if recorded else bound
+
     def _within(self, value: int, own: np.ndarray, bound: Running) -> np.ndarray | Running:
-        """The original's value, exact; columns that it does not show keep their errors."""
+        """The original's value, as exact as it was recorded; columns that it does not show keep their errors."""
         shown = np.zeros(own.shape[1], bool)
         for point in self.points.get(value, ()):
             shown[point.columns] = True
+        recorded = self.operands.arithmetic.recorded
+        error = half_spacing(np.abs(own), recorded) if recorded else 0.0
         if shown.all() or value in self.overrides:
-            return own
-        return Running(bound.arithmetic, own, np.where(shown, 0.0, bound.error))
+            return Running(bound.arithmetic, own, error) if recorded else own
+        return Running(bound.arithmetic, own, np.where(shown, error, bound.error))
 
     def _suspect(self, node: Node, handed: bool, point: Point, which: int, results: tuple[np.ndarray, ...], error: np.ndarray) -> int:
         """Remember a tensor that differs; the op blamed is the value's own, or the one it is handed to. Returns its number."""
-        got, want, bound = results[which][:, point.columns].copy(), self.expected[point.name], error[:, point.columns].copy()
+        got, want, bound = results[which][:, point.columns].copy(), self.expected[point.name], self._bound(point, error).copy()
         distance = measure(got, want, bound)
         at = (distance.index[0], distance.index[1] + point.columns.start)
         reason = self.operands.reason(node, results, which, at)

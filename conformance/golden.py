@@ -37,6 +37,11 @@ class Golden:
         return {name: tuple(array.shape) for name, array in self.expected.items()}
 
     @property
+    def stated(self) -> bool:
+        """Whether it is what dtypes state, in float64 and with their casts, in place of what a class computed in float32."""
+        return self.meta.get("precision") == "f64"
+
+    @property
     def layers(self) -> int:
         """How many layers' hidden states it holds; the embedding counts as none."""
         return sum(1 for name in self.expected if re.fullmatch(r"hidden\.\d+", name)) - 1

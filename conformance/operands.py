@@ -1,15 +1,16 @@
 """What each node of a run was given, in one lane: the operands that a bound needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from conformance.arithmetic import FUNCTION_ULPS, SOURCES, Arithmetic
+from conformance.arithmetic import FUNCTION_ULPS, SOURCES, Arithmetic, half_spacing
 from conformance.bounds import BOUNDS, Cells, local_bound
 from conformance.running import Running
 from poem.batch import Chunk, geometry
-from poem.dtypes import FLOATS
+from poem.dtypes import FLOATS, Dtype, activation
+from poem.dtypes.cache import load, store
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
 from poem.graph import Graph, Node, Operand, Ref
@@ -35,10 +36,12 @@ class Operands:
     """Follows one lane of a run that starts without cells, node by node.
 
     A value is an array where it is known exactly (the original's own), or a `Running` with how far the arithmetic may be.
+    casts: the activations of a8 products and the cells of caches are rounded on both sides, so that rounding is part of the
+    operands and no error.
     """
 
-    def __init__(self, graph: Graph, weights: Weights, tokens: Sequence[int], arithmetic: Arithmetic) -> None:
-        self.graph, self.arithmetic = graph, arithmetic
+    def __init__(self, graph: Graph, weights: Weights, tokens: Sequence[int], arithmetic: Arithmetic, casts: bool = False) -> None:
+        self.graph, self.arithmetic, self.casts = graph, arithmetic, casts
         self.geometry = geometry([Chunk(0, list(tokens), readouts="all")], {0: 0}, [])
         self._weights = weights
         self._cells: dict[int, tuple[Any, ...]] = {}
@@ -53,7 +56,10 @@ class Operands:
 
     def of(self, node: Node) -> dict[str, Any]:
         """Operands and attributes of a node by parameter name."""
-        return {**node.attributes, **{name: self._operand(operand) for name, operand in node.operands.items()}}
+        found = {**node.attributes, **{name: self._operand(operand) for name, operand in node.operands.items()}}
+        if self.casts and node.op.startswith("linear.") and self._rounds_activations(node):
+            found["x"] = self._cast(found["x"], lambda x: activation.dequantise(*activation.quantise(x), np.float64))
+        return found
 
     def _operand(self, operand: Operand) -> Any:
         if operand is None:
@@ -85,12 +91,32 @@ class Operands:
         if node.op in APPENDS:
             cache = node.operands["cache"]
             assert isinstance(cache, Ref)
-            self._cells[cache.id] = tuple(arguments[name] for name in APPENDS[node.op])
+            planes = tuple(arguments[name] for name in APPENDS[node.op])
+            self._cells[cache.id] = tuple(self._cast(plane, self._cell(cache)) for plane in planes) if self.casts else planes
             return ()
         dtypes = self._dtypes(node)
         if not any(dtype in FLOATS for dtype in dtypes):
             return tuple(Running(self.arithmetic, 0.0) for _ in dtypes)
         return local_bound(node.op, arguments, results, dtypes, self.arithmetic, self.geometry)
+
+    def _rounds_activations(self, node: Node) -> bool:
+        weight = node.operands.get("w", node.operands.get("bank"))
+        return isinstance(weight, Ref) and Dtype(self.graph.params[weight.id].dtype).act == "a8"
+
+    def _cell(self, cache: Ref) -> Callable[[np.ndarray], np.ndarray]:
+        """What a cache makes of a plane."""
+        dtype = Dtype(self.graph.spaces[self.graph.caches[cache.id].space].dtype)
+        scale = np.float32(1.0)
+        return lambda plane: load(store(plane.astype(np.float32), dtype, scale), dtype, scale).astype(np.float64)
+
+    def _cast(self, given: Any, cast: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """An operand after a cast, which goes through float32: what float32 tells apart may come out as another code."""
+        if not isinstance(given, Running):
+            return cast(given)
+        value = cast(given.value)
+        low, high = cast(given.value - given.error), cast(given.value + given.error)
+        same = np.broadcast_to(given.error, value.shape) <= half_spacing(np.abs(given.value), "f32")
+        return Running(given.arithmetic, value, np.where(same, 0.0, np.maximum(np.abs(high - value), np.abs(value - low))))
 
     def _dtypes(self, node: Node) -> list[str]:
         types = [self.graph.values[id].type for id in node.results]

@@ -25,10 +25,13 @@ def inexact(plan: ImportPlan) -> str:
     return ""
 
 
-def subject_of(plan: ImportPlan, graph: Graph, golden: Golden, options: Options, twin: Subject | None = None) -> Subject:
-    """What a plan gives, to be compared with a golden. twin: another deployment of the model, whose exact runs may serve."""
+def subject_of(
+    plan: ImportPlan, graph: Graph, golden: Golden, options: Options, twin: Subject | None = None, plain: Golden | None = None
+) -> Subject:
+    """What a plan gives, to be compared with a golden. twin: another deployment of the model, whose exact runs may serve.
+    plain: what the class itself computes for the model, to tell what quantising costs."""
     weights, files, selected = _Kept(plan.weights), plan.package.files, _selection(options.only)
-    return Subject(graph, weights, lambda: landings_of(plan), golden, files, seed=options.seed, selected=selected, twin=twin)
+    return Subject(graph, weights, lambda: landings_of(plan), golden, files, seed=options.seed, selected=selected, twin=twin, plain=plain)
 
 
 def _selection(pattern: str | None) -> Callable[[str], bool]:

@@ -119,6 +119,16 @@ class Greedy:
 
 
 @dataclass(slots=True)
+class Cost:
+    """What quantising costs: the NMSE of the logits, and for how many of `rows` tokens the likeliest next one is the same, both
+    against the model with nothing quantised."""
+
+    nmse: float
+    agree: int
+    rows: int
+
+
+@dataclass(slots=True)
 class Comparison:
     """One deployment in one mode against one original.
 
@@ -138,6 +148,7 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     greedy: Greedy | None = None
+    cost: Cost | None = None
     notes: list[str] = field(default_factory=list)
 
 

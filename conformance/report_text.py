@@ -147,7 +147,10 @@ def _summary(report: Report, style: Style) -> list[str]:
             ties = f", {len(comparison.greedy.ties)} tied" if comparison.greedy.ties else ""
             greedy = f"  greedy {comparison.greedy.agree}/{comparison.greedy.tokens}{ties}"
         worst = f"  worst {comparison.worst:.2g} of its bound" + (f" ({comparison.reason})" if comparison.verdict == "agrees" else "")
-        lines.append(f"  {comparison.deployment:<{width}}  {comparison.mode:<6}  {verdict}{greedy}{worst}")
+        cost = ""
+        if comparison.cost is not None:
+            cost = f"  cost: logits NMSE {comparison.cost.nmse:.2g}, top-1 {comparison.cost.agree}/{comparison.cost.rows}"
+        lines.append(f"  {comparison.deployment:<{width}}  {comparison.mode:<6}  {verdict}{greedy}{worst}{cost}")
     notes: dict[str, None] = dict.fromkeys([*report.notes, *(note for comparison in report.comparisons for note in comparison.notes)])
     lines += [style.dim(f"note: {note}") for note in notes]
     verdict = {

@@ -1,9 +1,10 @@
-"""Tracing the deployments that are not compared: in processes beside this one, where there are cores for them."""
+"""Work in processes beside this one, where there are cores for it: tracing what is not compared, comparing further models."""
 
 import os
 import pickle
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from conformance.report import Trace
 from poem.graph import Graph
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from poem.language.declarations import Deployment
     from poem.package import Package
 
+T = TypeVar("T")
 WORTH_A_PROCESS = 4  # deployments; a process costs about as much as tracing one
 
 
@@ -27,10 +29,14 @@ def trace_beside(package: "Package", deployments: "Sequence[Deployment]") -> Cal
     if cores < 2 or not hasattr(os, "fork") or len(deployments) < WORTH_A_PROCESS:
         return lambda: _here(package, deployments)
     count = min(cores, len(deployments) // WORTH_A_PROCESS)
-    parts = [_Part(package, deployments[place::count]) for place in range(count)]
+    parts = [beside(partial(_noted, package, deployments[place::count])) for place in range(count)]
 
     def outcome() -> list[Trace]:
-        by_name = {trace.deployment: trace for part in parts for trace in part.outcome()}
+        by_name = {}
+        for traces, notes in (part() for part in parts):
+            by_name.update({trace.deployment: trace for trace in traces})
+            for note in notes:
+                package.note(note)
         return [by_name[deployment.name] for deployment in deployments]
 
     return outcome
@@ -40,34 +46,35 @@ def _here(package: "Package", deployments: "Sequence[Deployment]") -> list[Trace
     return [traced(package.trace(deployment)) for deployment in deployments]
 
 
-class _Part:
-    """Some deployments, traced by a forked process."""
+def _noted(package: "Package", deployments: "Sequence[Deployment]") -> tuple[list[Trace], list[str]]:
+    return _here(package, deployments), package.notes
 
-    def __init__(self, package: "Package", deployments: "Sequence[Deployment]") -> None:
-        self.package, self.deployments = package, deployments
-        self.reading, writing = os.pipe()
-        self.child = os.fork()
-        if self.child:
-            os.close(writing)
-            return
-        # Only Starlark and Python run here, and nothing is left behind: no handler, no buffer of the parent is touched. Where this
-        # fails the pipe stays empty, and the parent meets the fault itself, with its place.
-        try:
-            found = pickle.dumps((_here(package, deployments), package.notes))
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(found)
-        finally:
-            os._exit(0)
 
-    def outcome(self) -> list[Trace]:
-        """Wait for the process."""
-        with os.fdopen(self.reading, "rb") as pipe:
-            found = pipe.read()
-        os.waitpid(self.child, 0)
-        try:
-            traces, notes = pickle.loads(found)
-        except (EOFError, pickle.UnpicklingError):
-            return _here(self.package, self.deployments)
-        for note in notes:
-            self.package.note(note)
-        return list(traces)
+def beside(work: Callable[[], T]) -> Callable[[], T]:
+    """Start `work` in a forked process, where there is a core for it. The function returned waits and gives the result; what the
+    process could not do is done here, so that it raises what `work` raises."""
+    if (os.cpu_count() or 1) < 2 or not hasattr(os, "fork"):
+        return work
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        return lambda: _outcome(work, reading, child)
+    # Nothing is left behind: no handler, no buffer of the parent is touched. Where the work fails the pipe stays empty, and the
+    # parent meets the fault itself, with its place.
+    try:
+        found = pickle.dumps(work())
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(found)
+    finally:
+        os._exit(0)
+
+
+def _outcome(work: Callable[[], T], reading: int, child: int) -> T:
+    with os.fdopen(reading, "rb") as pipe:
+        found = pipe.read()
+    os.waitpid(child, 0)
+    try:
+        return pickle.loads(found)
+    except (EOFError, pickle.UnpicklingError):
+        return work()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 RECIPES = [("e4m3tile128a8", "e4m3"), ("nvfp4", "e4m3"), ("u4g64", "bf16")]  # weights, kv
 MODELS = ["llama31-mini", "llama-tied-mini"]
-GREEDY = 8
+TOKENS, GREEDY = 16, 4  # of the mini's prompt; more would make every check slower
 # The matrices of a layer, as they are joined by rows before they are encoded: a scale of the whole tensor spans a join.
 MATRICES = [
     ("self_attn.q_proj",), ("self_attn.k_proj",), ("self_attn.v_proj",), ("self_attn.o_proj",), ("mlp.gate_proj", "mlp.up_proj"),
@@ -232,8 +232,8 @@ class Llama:
 
 
 # -- goldens --------------------------------------------------------------------------------------
-def record(checkpoint: Path, weights: str, kv: str, greedy: int = GREEDY) -> dict[str, Tensor]:
-    """What a deployment computes for the prompt of a mini: the tensors that `record_original` keeps, in float32.
+def record(checkpoint: Path, weights: str, kv: str, tokens: int = TOKENS, greedy: int = GREEDY) -> dict[str, Tensor]:
+    """What a deployment computes for the first tokens of a mini's prompt: the tensors that `record_original` keeps, in float32.
 
     weights: "e4m3tile128a8", "nvfp4", "u4g64" or "bf16". kv: "e4m3", "bf16", or "exact" to store keys and values as they are.
     """
@@ -241,7 +241,7 @@ def record(checkpoint: Path, weights: str, kv: str, greedy: int = GREEDY) -> dic
     stored = load_file(checkpoint / "model.safetensors")
     values = values_of(stored, config["num_hidden_layers"], weights)
     model = Llama(config, values, ACTIVATIONS.get(weights, unchanged), CELLS[kv])
-    ids = load_file(checkpoint / "inputs.safetensors")["input_ids"].reshape(-1)
+    ids = load_file(checkpoint / "inputs.safetensors")["input_ids"].reshape(-1)[:tokens]
     model(ids)
     recorded = {name: tensor.float().contiguous() for name, tensor in model.recorded.items()}
     chosen_from = []

@@ -155,6 +155,7 @@ SCHEMA: dict[str, Any] = {
         }],
         "ops": [{"op": str, "layer": (int, type(None)), "tensor": str, "file": str, "line": int, "fraction": NUMBER}],
         "greedy": ({"tokens": int, "agree": int, "ties": [[int]], "differ": [[int]]}, None),
+        "cost": ({"nmse": float, "agree": int, "rows": int}, None),
     }],
 }  # fmt: skip
 
