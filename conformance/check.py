@@ -124,7 +124,6 @@ class _Compared:
 def _compare_shipped(package: "Package", chosen: "Sequence[Deployment]", folders: Mapping[str, Path | None], options: Options) -> _Compared:
     """Compare deployments with the goldens beside the package."""
     # The interpreter, the importer and the bounds are loaded while the other process traces.
-    from conformance.backend import compare_on_backend
     from conformance.planned import inexact, subject_of
     from poem.importer import plan_import
 
@@ -145,8 +144,7 @@ def _compare_shipped(package: "Package", chosen: "Sequence[Deployment]", folders
             plan = plan_import(checkpoint, [package], deployment=deployment.name)
             subject = subject_of(plan, graph, open_golden(stated), options, plain=golden)
             found.comparisons += [subject.compared(mode) for mode in options.modes]
-            if options.backend is not None:
-                found.comparisons.append(compare_on_backend(subject, options.backend))
+            found.comparisons += _on_backend(package, subject, options)
             continue
         if any(dtype.is_quantised for dtype in deployment.weights) and all(raw.leaf in FLOATS for raw in checkpoint.tensors.values()):
             found.apart.append(deployment.name)
@@ -154,8 +152,7 @@ def _compare_shipped(package: "Package", chosen: "Sequence[Deployment]", folders
                 continue
         plan = plan_import(checkpoint, [package], deployment=deployment.name)
         subject = subject_of(plan, graph, golden, options, twins.get(model))
-        if options.backend is not None:
-            found.comparisons.append(compare_on_backend(subject, options.backend))
+        found.comparisons += _on_backend(package, subject, options)
         if inexact(plan):
             found.apart += [deployment.name] if deployment.name not in found.apart else []
             continue
@@ -163,6 +160,21 @@ def _compare_shipped(package: "Package", chosen: "Sequence[Deployment]", folders
         found.comparisons += [subject.compared(mode) for mode in options.modes]
     found.notes = list(package.notes)
     return found
+
+
+def _on_backend(package: "Package", subject: "Subject", options: Options) -> "list[Comparison]":
+    """The comparison with a backend, if one is asked for. A deployment that was not named and has no kernels is a note."""
+    if options.backend is None:
+        return []
+    from conformance.backend import compare_on_backend
+
+    try:
+        return [compare_on_backend(subject, options.backend)]
+    except PoemError as refusal:
+        if options.deployment is not None or refusal.code != "kernel.unsupported":
+            raise
+        package.note(f"{subject.graph.deployment} is not compared on {options.backend}: {refusal.message}, {refusal.found}")
+        return []
 
 
 def _command(options: Options) -> list[str]:
