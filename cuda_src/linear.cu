@@ -58,7 +58,10 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
   static_assert(WM % (ACT ? 32 : 16) == 0 && WN % 8 == 0 && BK % Walk::SPAN == 0 && (!SCALED_X || BK % 128 == 0), "tile shape");
   POEM_DYNAMIC_SHARED(memory);
   const int t = threadIdx.x, lane = t % 32, g = lane / 4, q = lane % 4, warp = t / 32;
-  const int m0 = blockIdx.x * BO, n0 = blockIdx.y * BN, wm = warp % WARPS_M * WM, wn = warp / WARPS_M * WN;
+  // Eight tiles of rows take the same columns before the next ones do, so that blocks at work share rows of w and of x in the second-level cache.
+  const int tile = blockIdx.y * gridDim.x + blockIdx.x, band = tile / (8 * gridDim.x), within = tile % (8 * gridDim.x);
+  const int band_rows = min(8u, gridDim.y - band * 8), m0 = within / band_rows * BO, n0 = (band * 8 + within % band_rows) * BN;
+  const int wm = warp % WARPS_M * WM, wn = warp / WARPS_M * WN;
   const uint32_t base = shared_address(memory);
   const int tiles = (width + BK - 1) / BK, slice_tiles = slice / BK;
   const int first = blockIdx.z * slice_tiles, last = gridDim.z > 1 && first + slice_tiles < tiles ? first + slice_tiles : tiles;
@@ -236,8 +239,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
 
   // Slices of other blocks: whoever comes last adds all of them, in order.
   if (gridDim.z > 1) {
-    const size_t tile = (size_t)blockIdx.y * gridDim.x + blockIdx.x;
-    float4* const slices = reinterpret_cast<float4*>(partial) + tile * gridDim.z * (MT * NT * T) + t;
+    float4* const slices = reinterpret_cast<float4*>(partial) + (size_t)tile * gridDim.z * (MT * NT * T) + t;
 #pragma unroll
     for (int i = 0; i < MT; ++i)
 #pragma unroll

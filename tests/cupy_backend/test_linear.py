@@ -111,6 +111,13 @@ def test_weights_with_offsets_turn_infinity_into_no_finite_number(word):
     assert np.isfinite(got[[0, 2]]).all()
 
 
+@pytest.mark.parametrize(("rows", "outputs"), [(1300, 200), (300, 520)])
+def test_bands_of_tiles_cover_everything(rows, outputs):
+    generator = np.random.default_rng(rows)
+    x, w = (generator.integers(-3, 4, (n, 16)).astype(BF16) for n in (rows, outputs))
+    np.testing.assert_array_equal(product(x, Tensor.of(w)).out, x.astype(np.float32) @ w.astype(np.float32).T)
+
+
 @pytest.mark.parametrize("word", ["bf16", "u4g64", "nvfp4", "e4m3tile128a8"])
 def test_a_row_has_the_same_bits_in_every_batch(word):
     width = 2048
