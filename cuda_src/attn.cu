@@ -123,7 +123,8 @@ struct Block {
   int first_row, rows;     // of the lane, in the packed activations
   int start, count;        // packed rows of this block
   int position;            // of the lane's first new row
-  int first, stop;         // cells that the block's rows may see; first is a multiple of CELLS
+  int lowest, stop;        // cells that any of the block's rows may see
+  int first;               // lowest, or before it: a multiple of CELLS
   const int* pages;
 };
 template <int TILE, int CELLS>
@@ -137,9 +138,9 @@ POEM_DEVICE bool find_block(Block& b, const int* tiles, const int* qo_indptr, co
   b.count = min(TILE, b.rows * group - b.start);
   if (b.count <= 0) return false;
   b.position = kv_len[lane] - b.rows;
-  const int lowest = b.position + b.start / group, highest = b.position + (b.start + b.count - 1) / group;
-  b.stop = causal ? highest + 1 : kv_len[lane];
-  b.first = window > 0 ? max(0, lowest - window + 1) / CELLS * CELLS : 0;
+  b.stop = causal ? b.position + (b.start + b.count - 1) / group + 1 : kv_len[lane];
+  b.lowest = window > 0 ? max(0, b.position + b.start / group - window + 1) : 0;
+  b.first = b.lowest / CELLS * CELLS;
   b.pages = page_indices + page_indptr[lane];
   return true;
 }
@@ -200,15 +201,19 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
     return;
   }
 
+  // The slot of a cell that some row may see, or -1. Others are zeros in shared memory, so that nothing in them spoils a sum.
+  auto slot_of_cell = [&](int cell) -> int64_t {
+    if (cell < b.lowest || cell >= b.stop) return -1;
+    const int page = b.pages[cell >> page_shift];
+    return page < 0 ? -1 : ((int64_t)page << page_shift) + (cell & ((1 << page_shift) - 1));
+  };
   auto load_plane = [&](auto chunks, const C* cache, uint32_t to, int cell0) {
-    constexpr int CHUNKS = decltype(chunks)::value;
+    constexpr int CHUNKS = decltype(chunks)::value, ELEMENTS = 16 / (int)sizeof(C);
     for (int i = t; i < CELLS * CHUNKS; i += THREADS) {
-      const int row = i / CHUNKS, chunk = i % CHUNKS, cell = cell0 + row;
-      const bool inside = cell < b.stop;
-      const int page = inside ? b.pages[cell >> page_shift] : -1;   // pages behind the window are gone
-      const int64_t slot = ((int64_t)page << page_shift) + (cell & ((1 << page_shift) - 1));
-      cp_async(to + place<CHUNKS>(row, chunk), cache + (page >= 0 ? (slot * kv_heads + head) * (CHUNKS * 16 / (int)sizeof(C)) + chunk * (16 / (int)sizeof(C)) : 0),
-               page >= 0 ? 16 : 0);
+      const int row = i / CHUNKS, chunk = i % CHUNKS;
+      const int64_t slot = slot_of_cell(cell0 + row);
+      const C* const from = slot < 0 ? cache : cache + ((slot * kv_heads + head) * CHUNKS + chunk) * ELEMENTS;
+      cp_async(to + place<CHUNKS>(row, chunk), from, slot < 0 ? 0 : 16);
     }
   };
   auto load_stage = [&](int tile) {
@@ -247,6 +252,11 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
       else kept[kk * THREADS * 4 + i] = pair;
     }
 
+  auto score = [&](float product) {
+    const float x = product * scale;
+    return cap > 0.0f ? cap * LOG2_E * tanhf(x / cap) : x * LOG2_E;
+  };
+  auto column_of = [&](int n, int e) { return NARROW ? n / 2 * 16 + quad * 4 + e * 2 + n % 2 : n * 8 + quad * 2 + e; };
   float o[ON][4] = {};
   float largest[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
   for (int tile = 0; tile < tile_count; ++tile) {
@@ -290,8 +300,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int cell = cell0 + n * 8 + quad * 2 + e % 2;
-        float x = s[n][e] * scale;
-        x = cap > 0.0f ? cap * LOG2_E * tanhf(x / cap) : x * LOG2_E;
+        float x = score(s[n][e]);
         if (!all_visible && (cell < low[e / 2] || cell > high[e / 2])) x = minus_infinity();
         s[n][e] = x;
         most[e / 2] = fmaxf(most[e / 2], x);
@@ -363,6 +372,40 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
     sum[i] += __shfl_xor_sync(WARP, sum[i], 2);
   }
 
+  // A value that is not finite makes NaN of its product with a weight of 0, in rows that may not see it. Rows of one position all see the
+  // same cells; where positions differ and a NaN came out, the sums are taken again without the cells that a row may not see.
+  if constexpr (WARPS_M > 1) {
+    bool spoilt = false;
+#pragma unroll
+    for (int n = 0; n < ON; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) spoilt |= o[n][e] != o[n][e];
+    if (__syncthreads_or(spoilt)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = b.start + wm * 16 + g + 8 * i;
+        if (row >= b.start + b.count) continue;
+        const T* const query = q + (int64_t)(b.first_row + row / group) * q_stride + q_first + (int64_t)(head * group + row % group) * D;
+        const float most = largest[i] == minus_infinity() ? 0.0f : largest[i];
+#pragma unroll
+        for (int n = 0; n < ON; ++n) o[n][i * 2] = o[n][i * 2 + 1] = 0.0f;
+        for (int cell = max(low[i], base_cell); cell <= min(high[i], base_cell + tile_count * CELLS - 1); ++cell) {
+          const int64_t slot = slot_of_cell(cell);
+          if (slot < 0) continue;
+          const C* const key = k_cache + (slot * kv_heads + head) * D;
+          const C* const value = v_cache + (slot * kv_heads + head) * DV;
+          float product = 0.0f;
+          for (int d = 0; d < D; ++d) product += to_float(query[d]) * to_float(key[d]);
+          const float weight = exp2_approx(score(product) - most);
+#pragma unroll
+          for (int n = 0; n < ON; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) o[n][i * 2 + e] += weight * to_float(value[column_of(n, e)]);
+        }
+      }
+    }
+  }
+
   // The warps that share rows add up in shared memory, in order; then all threads write.
   cp_async_wait<0>();
   __syncthreads();
@@ -375,7 +418,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
 #pragma unroll
     for (int n = 0; n < ON; ++n)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) values[row * DV + (NARROW ? n / 2 * 16 + quad * 4 + e * 2 + n % 2 : n * 8 + quad * 2 + e)] = o[n][i * 2 + e];
+      for (int e = 0; e < 2; ++e) values[row * DV + column_of(n, e)] = o[n][i * 2 + e];
   }
   __syncthreads();
   for (int i = t; i < b.count * (DV / 2); i += THREADS) {

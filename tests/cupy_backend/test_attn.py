@@ -1,4 +1,4 @@
-"""Attention over paged caches lies within its derived bound of float64 mathematics, whatever the batch, the pages and the order of threads."""
+"""Attention over paged caches lies within its derived bound of float64, whatever the batch, the pages and the order of threads."""
 
 import functools
 import math
@@ -162,13 +162,18 @@ def within(case: Case, name: str, got: np.ndarray, want: np.ndarray, bound: np.n
     if off.any():
         at = tuple(np.argwhere(off)[0].tolist())
         raise AssertionError(
-            f"{case}: {off.sum()} of {off.size} outside; {name}{list(at)}: got {got[at]}, want {want[at]}, bound {np.broadcast_to(bound, want.shape)[at]}"
+            f"{case}: {off.sum()} of {off.size} outside; {name}{list(at)}: got {got[at]}, want {want[at]}, "
+            f"bound {np.broadcast_to(bound, want.shape)[at]}"
         )
 
 
 CASES = {
     "one token after many": Case(((130, 1),), decode=True),
     "ragged decode in pieces": Case(((0, 1), (70, 1), (600, 1), (3, 0)), decode=True, pieces=3),
+    "heads of 16": Case(((70, 1), (3, 1)), decode=True, head_dim=16),
+    "heads of 32": Case(((70, 1),), decode=True, head_dim=32, cells="e4m3"),
+    "prefill of 16": Case(((5, 20),), decode=False, head_dim=16),
+    "prefill of 32": Case(((5, 20),), decode=False, head_dim=32, cells="e4m3", value_dim=64),
     "heads of 96": Case(((40, 1), (9, 1)), decode=True, head_dim=96, page_size=1),
     "heads of 128, 20 to a group": Case(((200, 1),), decode=True, head_dim=128, kv_heads=1, group=20),
     "heads of 256": Case(((70, 1),), decode=True, head_dim=256, kv_heads=1, pieces=2),
@@ -255,15 +260,61 @@ def test_rounding_weights_to_one_number_leaves_the_tighter_bound():
     assert (one - two).max() > 2.0**-16 * magnitudes.max(), "one number is as good as two: the test sees no difference"
 
 
+@pytest.mark.parametrize("case", [
+    Case(((0, 40), (3, 1)), False, seed=5), Case(((50, 30),), False, window=9, seed=6), Case(((20, 9),), False, cells="e4m3", seed=7),
+    Case(((300, 1),), True, window=70, seed=8),
+], ids=["causal", "window", "e4m3", "decode"])  # fmt: skip
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_reaches_only_the_rows_that_see_it(case, bad):
+    q, k, v = numbers(case)
+    at = case.lanes[0][0] + case.lanes[0][1] // 2 if not case.decode else case.lanes[0][0] - 75
+    spoilt = [cells.copy() for cells in v]
+    spoilt[0][at, 3] = stored(np.array([bad], F32), Dtype(case.cells))[0]
+    with np.errstate(invalid="ignore"):
+        shown = read(case, spoilt[0], 1)[at, 3]
+    clean, _ = run(case)
+    got, _ = with_numbers(case, q, k, spoilt)
+    rows = case.lanes[0][0] + np.arange(case.lanes[0][1])
+    seeing = np.zeros(len(got), bool)
+    seeing[: len(rows)] = (at <= rows) & ((case.window is None) | (rows - at < (case.window or 0)))
+    touched = np.zeros(got.shape, bool)
+    touched[seeing, 3 : case.group * case.values : case.values] = True  # the heads of the first group
+    if not np.isfinite(shown):
+        assert not np.isfinite(got[touched].astype(F32)).any(), f"{case}: rows that see the cell do not show it"
+    step = 2.0**-7 * np.abs(clean.astype(F32)) + 2.0**-14
+    off = ~touched & ~(np.abs(got.astype(F32) - clean.astype(F32)) <= step)
+    assert not off.any(), f"{case}: {np.argwhere(off)[0].tolist()} is {got[off][0]}, without the cell {clean[off][0]}"
+
+
+def test_single_tokens_and_chunks_go_their_own_ways_into_one_result():
+    case = Case(((60, 1), (0, 20), (5, 1), (9, 3)), False, seed=11)
+    q, k, v = numbers(case)
+    pass_ = ragged(case.lanes, case.page_size, case.seed)
+    memory = Memory()
+    lanes = give_lanes(memory, pass_.geometry)
+    planes = [memory.give(name, filled(pass_, cells), case.cells) for name, cells in (("k_cache", k), ("v_cache", v))]
+    out = replace(memory.give("out", np.full((len(q), q.shape[1]), np.nan, q.dtype)), direction="update")
+    rows_of_lane = np.array([new for _, new in case.lanes])
+    given_q = memory.give("q", q)
+    for name, decode, limits in (("several", False, {"least": 2}), ("single", True, {"most": 1})):
+        shape = attn.shape_of(case.head_dim, case.values, case.cells, decode=decode)
+        tiles = memory.give(name, attn.row_tiles(rows_of_lane, case.group, shape, **limits))
+        memory.run(attn.attention(
+            given_q, *planes, out, tiles=tiles, lanes=lanes, head_dim=case.head_dim, kv_heads=case.kv_heads, sm_scale=scale_of(case), decode=decode
+        ))  # fmt: skip
+    check(replace(case, sinks=False), memory["out"], exact(case)[1])
+
+
 def test_what_no_kernel_serves_is_refused():
     arrays = {name: Array(name, "read", (1,), "i32") for name in ("qo_indptr", "kv_len", "page_indptr", "page_indices")}
-    call = functools.partial(attn.attention, tiles=Array("tiles", "read", (1, 2), "i32"), lanes=attn.Lanes(**arrays), kv_heads=1, sm_scale=1.0, decode=True)
+    tiles = Array("tiles", "read", (1, 2), "i32")
+    call = functools.partial(attn.attention, tiles=tiles, lanes=attn.Lanes(**arrays), kv_heads=1, sm_scale=1.0, decode=True)
     cache, odd = Array("c", "read", (4, 8, 64), "bf16"), Array("c", "read", (4, 6, 64), "bf16")
     q, out = Array("q", "read", (1, 64), "bf16"), Array("o", "write", (1, 64), "bf16")
-    for given in (
-        (q, replace(cache, dtype="f32"), replace(cache, dtype="f32"), out, 64), (q, odd, odd, out, 64), (replace(q, dtype="f16"), cache, cache, out, 64),
-        (q, cache, cache, out, 32),
+    wide = replace(cache, dtype="f32")
+    for operands, head_dim in (
+        ((q, wide, wide, out), 64), ((q, odd, odd, out), 64), ((replace(q, dtype="f16"), cache, cache, out), 64), ((q, cache, cache, out), 8),
     ):  # fmt: skip
         with pytest.raises(KernelError) as caught:
-            call(*given[:4], head_dim=given[4])
+            call(*operands, head_dim=head_dim)
         assert caught.value.code == "kernel.unsupported"

@@ -12,6 +12,7 @@ from conformance.arithmetic import FUNCTION_ULPS, half_spacing
 from cupy_backend.errors import KernelError
 from cupy_backend.kernels import attn
 from cupy_backend.kernels.attn import Columns, Turn
+from cupy_backend.launch import Array
 from interp.ops.rope import channel_pairs, frequencies, position_columns
 from poem.dtypes import Dtype
 from poem.dtypes.cache import load, store
@@ -33,10 +34,11 @@ def rows_of(seed: int, rows: int, width: int, dtype: str) -> np.ndarray:
     return x.astype(STORAGE[dtype])
 
 
-def slots(memory: Memory, given: Pass, padding: int = 2) -> tuple[object, object]:
+def slots(memory: Memory, given: Pass, padding: int = 2) -> tuple[Array, Array]:
     """write_page and write_offset, with rows of padding behind."""
     pages = given.geometry.pages[0]
-    page, offset = (np.concatenate([found, np.full(padding, fill, np.int32)]) for found, fill in ((pages.write_page, 0), (pages.write_offset, -1)))
+    page = np.concatenate([pages.write_page, np.zeros(padding, np.int32)])
+    offset = np.concatenate([pages.write_offset, np.full(padding, -1, np.int32)])
     return memory.give("write_page", page), memory.give("write_offset", offset)
 
 
@@ -77,13 +79,15 @@ def test_rows_land_in_their_cells_and_nowhere_else(lanes, dtype, cells, widths, 
     pages = given.geometry.pages[0]
     for name, x, plane, scale in zip("kv", (k, v), before, scales, strict=True):
         plane[pages.write_page, pages.write_offset] = store(x[:-2], Dtype(cells), F32(scale))
-        same_cells(memory[f"{name}_cache"], plane, cells, f"{name}: {lanes}, {dtype} to {cells}, {widths}, pages of {page_size}, {scales}, seed {seed}")
+        case = f"{name}: {lanes}, {dtype} to {cells}, {widths}, pages of {page_size}, {scales}, seed {seed}"
+        same_cells(memory[f"{name}_cache"], plane, cells, case)
 
 
 def test_one_plane_is_stored_alike_and_pages_that_do_not_exist_are_skipped():
     x = rows_of(1, 4, 16, "bf16")
     memory = Memory()
-    page, offset = memory.give("write_page", np.array([1, -1, 3, 0], np.int32)), memory.give("write_offset", np.array([1, 0, 0, 2], np.int32))
+    page = memory.give("write_page", np.array([1, -1, 3, 0], np.int32))
+    offset = memory.give("write_offset", np.array([1, 0, 0, 2], np.int32))
     cache = np.zeros((3, 2, 16), x.dtype)
     memory.run(attn.append(memory.give("x", x), memory.give("cache", cache), page, offset))
     cache[1, 1] = x[0]
@@ -117,7 +121,9 @@ def turn_of(memory: Memory, name: str, factor: float, inverse: bool) -> tuple[Tu
     ), table  # fmt: skip
 
 
-def turned(x: np.ndarray, name: str, positions: np.ndarray, table: np.ndarray, factor: float, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
+def turned(
+    x: np.ndarray, name: str, positions: np.ndarray, table: np.ndarray, factor: float, inverse: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """x after rope in float64 with the angles of float32, and how far float32 may be off: products, a sum, and sine and cosine."""
     head_dim, rotary, form, part, sections = FORMS[name]
     pairs, = channel_pairs(head_dim, rotary, form, part, sections)
@@ -141,7 +147,8 @@ def test_turning_and_storing_at_once_is_turning_and_then_storing(name, lanes, dt
     head_dim, kv_heads, q_heads, v_width = FORMS[name][0], 2, 3, 10
     given = ragged(lanes, 4, seed)
     rows, generator = given.geometry.rows + 2, np.random.default_rng(seed)
-    q, k, v = (generator.standard_normal((rows, width)).astype(STORAGE[dtype]) for width in (q_heads * head_dim, kv_heads * head_dim, v_width))
+    widths = q_heads * head_dim, kv_heads * head_dim, v_width
+    q, k, v = (generator.standard_normal((rows, width)).astype(STORAGE[dtype]) for width in widths)
     axes = 3 if FORMS[name][4] else 1
     positions = generator.integers(0, 3000, (rows, axes), np.int32)
     memory = Memory(schedule)
@@ -167,10 +174,8 @@ def test_turning_and_storing_at_once_is_turning_and_then_storing(name, lanes, dt
     other = again.give("k_turned", np.zeros_like(k))
     nothing = [again.give(n, plane, cells, plane.shape) for n, plane in (("k_cache", k_plane[:, :, : k.shape[1]]), ("v_cache", v_plane))]
     skipped = again.give("write_page", np.full(rows, -1, np.int32)), again.give("write_offset", np.zeros(rows, np.int32))
-    launches = attn.rope_append(
-        again.give("k_in", k), again.give("k", k), again.give("v", v), again.give("positions", positions), turn, other, *nothing, *skipped, head_dim=head_dim
-    )
-    again.run(launches)
+    inputs = [again.give(n, x) for n, x in (("as_q", k), ("k", k), ("v", v), ("positions", positions))]
+    again.run(attn.rope_append(*inputs, turn, other, *nothing, *skipped, head_dim=head_dim))
     pages = given.geometry.pages[0]
     k_plane[pages.write_page, pages.write_offset] = store(again["k_turned"][:-2], Dtype(cells))
     v_plane[pages.write_page, pages.write_offset] = store(v[:-2], Dtype(cells))

@@ -80,7 +80,8 @@ def test_quantised_rows_are_decoded_as_their_format_says(word, rows, groups, see
     tensor = Tensor.encode((generator.standard_normal((rows, width)) * 3).astype(np.float32), dtype)
     ids = generator.integers(-1, rows + 2, 9, np.int32)
     memory = Memory()
-    table = {plane.path: memory.give(plane.path, tensor.planes[plane.path], plane.leaf, plane.shape) for plane in dtype.planes((rows, width))}
+    planes = dtype.planes((rows, width))
+    table = {plane.path: memory.give(plane.path, tensor.planes[plane.path], plane.leaf, plane.shape) for plane in planes}
     out = memory.give("out", np.zeros((9, width), BF16))
     memory.run(gather.embed(memory.give("ids", ids), table, out, dtype=dtype, vocab=rows))
     want = tensor.decode(np.where((ids >= 0) & (ids < rows), ids, 0), np.float32).astype(BF16)

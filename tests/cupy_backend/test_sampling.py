@@ -118,6 +118,7 @@ def test_a_row_is_sampled_alike_whatever_else_is_in_the_batch(rows, seed):
 
 def test_a_vocabulary_whose_weights_might_overflow_is_refused():
     arrays = {name: Array(name, "read", (1,), "f64") for name in ("temperature", "top_p", "min_p", "uniform")}
+    logits, ids, top_k = Array("x", "read", (1, 2**18 + 1), "f32"), Array("ids", "write", (1,), "i32"), Array("k", "read", (1,), "i32")
     with pytest.raises(KernelError) as caught:
-        sampling.sample(Array("x", "read", (1, 2**18 + 1), "f32"), Array("ids", "write", (1,), "i32"), top_k=Array("k", "read", (1,), "i32"), **arrays)
+        sampling.sample(logits, ids, top_k=top_k, **arrays)
     assert caught.value.code == "kernel.unsupported"
