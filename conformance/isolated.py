@@ -13,6 +13,7 @@ import numpy as np
 
 from conformance.arithmetic import NATIVE, PRECISION
 from conformance.bounds import Cells
+from conformance.kernel_errors import kernel_error
 from conformance.metrics import Distance, measure
 from conformance.operands import APPENDS, Operands, Weights
 from conformance.running import Running
@@ -76,7 +77,10 @@ def run_isolated(graph: Graph, weights: Mapping[str, Tensor], session: "Session"
     for node in graph.nodes:
         number, step = steps[node.id]
         kernels = tuple(launch.kernel for launch in step.launches)
-        bounds = operands.bounds(node, [exact[id] for id in node.results])
+        extra = kernel_error(graph, node, kernels, operands.of(node))
+        bounds = [
+            Running(ARITHMETIC, bound.value, bound.error + extra) for bound in operands.bounds(node, [exact[id] for id in node.results])
+        ]
         if node.op in APPENDS:
             found = _judge_cells(graph, node, operands, cells[node.id], native)
             operands.store(_cache(node), [load(plane, Dtype(_dtype(graph, node))) for plane in _stored(graph, node, native)])

@@ -1,0 +1,50 @@
+"""What kernels add to the bound of an op: errors of tensor cores that float32 arithmetic does not make, as each kernel states them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds import Cells
+from conformance.running import Running
+from cupy_backend.kernels.attn import WEIGHT_ERROR
+from poem.dtypes import Dtype
+from poem.graph import Graph, Node, Ref
+
+# Tensor cores that multiply 8-bit floats cut each of 32 products and the sum before them to 13 bits below the largest of these, four
+# times within a run of 128 columns; sums of runs are float32.
+FP8_ERROR = 4 * 33 * 2.0**-13
+
+
+def kernel_error(graph: Graph, node: Node, kernels: Sequence[str], given: Mapping[str, Any]) -> np.ndarray | float:
+    """How far the result of a node may be from its bound's on account of the kernels that make it, broadcastable to the result.
+
+    given: the node's operands and attributes by name, as `Operands.of` returns them.
+    """
+    if node.op == "attn.attend" and isinstance(given["cache"], Cells):
+        return _attend(graph, node, given)
+    if node.op in ("linear.matmul", "linear.lm_head") and any(", e4m3, e4m3, " in kernel for kernel in kernels):
+        return _product(graph, node, given)
+    return 0.0
+
+
+def _attend(graph: Graph, node: Node, given: Mapping[str, Any]) -> np.ndarray:
+    """Weights reach the tensor cores as two numbers, off by WEIGHT_ERROR of themselves: at most that times the largest |v|."""
+    planes = given["cache"].lanes[0]
+    v = np.abs(_values(planes[-1])).max(0)  # [key heads * value width]
+    kv_heads, type = node.attributes["kv_heads"], graph.values[node.results[0]].type
+    assert type is not None
+    by_head = np.repeat(v.reshape(kv_heads, -1), type.width // len(v), axis=0)
+    return WEIGHT_ERROR[type.dtype] * by_head.reshape(-1)
+
+
+def _product(graph: Graph, node: Node, given: Mapping[str, Any]) -> np.ndarray:
+    weight = node.operands["w"]
+    assert isinstance(weight, Ref)
+    assert Dtype(graph.params[weight.id].dtype).act == "a8"
+    return FP8_ERROR * (np.abs(_values(given["x"])) @ np.abs(given["w"]).T.astype(np.float64))
+
+
+def _values(operand: np.ndarray | Running) -> np.ndarray:
+    """The largest magnitude that an operand may have."""
+    return np.abs(operand.value) + operand.error if isinstance(operand, Running) else operand
