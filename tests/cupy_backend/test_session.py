@@ -1,0 +1,215 @@
+"""Sessions on the device `emu`: mini models within bounds of the interpreter, ragged batches, pages, observers, faults."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.backend import compare_backend
+from conformance.compare import Subject
+from conformance.golden import open_golden
+from conformance.isolated import run_isolated
+from conformance.options import Options as CheckOptions
+from conformance.planned import subject_of
+from cupy_backend.emulator import EmulatedDevice, Schedule
+from cupy_backend.errors import KernelError
+from cupy_backend.kernels import elemwise
+from cupy_backend.plan import Options
+from cupy_backend.session import Session
+from cupy_backend.sources import folder
+from interp import Session as Interpreter
+from poem.batch import Chunk
+from poem.checkpoint import open_checkpoint
+from poem.dtypes.tensor import Tensor
+from poem.errors import PoemError
+from poem.graph import Node
+from poem.importer import plan_import
+from poem.package import load_package
+from tests.cupy_backend.graphs import Made, gated_network
+from tests.cupy_backend.running import with_fault
+
+MODELS = Path(__file__).parents[2] / "models"
+LLAMA = ("llama_3", "llama31-mini", "llama31-mini-bf16-kv-bf16")
+MINIS = (
+    LLAMA,
+    ("llama_3", "llama-tied-mini", "llama-tied-mini-bf16-kv-bf16"),
+    ("llama_3", "llama31-mini", "llama31-mini-nvfp4-kv-e4m3"),
+    ("llama_3", "llama31-mini", "llama31-mini-u4g64-kv-bf16"),
+    ("llama_3", "llama31-mini", "llama31-mini-e4m3tile128a8-kv-e4m3"),
+    ("mistral", "mistral-mini", "mistral-mini-bf16-kv-bf16"),
+    ("qwen_2", "qwen2-mini", "qwen2-mini-bf16-kv-bf16"),
+)
+
+
+@lru_cache
+def subject(package: str, model: str, deployment: str) -> Subject:
+    loaded, place = load_package(str(MODELS / f"{package}.poem")), MODELS / "goldens" / package / model
+    plan = plan_import(open_checkpoint(place), [loaded], deployment=deployment)
+    return subject_of(plan, loaded.trace(deployment), open_golden(place), CheckOptions(package))
+
+
+def session(of: Subject, **settings: object) -> Session:
+    return Session(of.graph, of.tensors, EmulatedDevice(), **settings)  # type: ignore[arg-type]
+
+
+def prompts(seed: int, *counts: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, count).tolist() for count in counts]
+
+
+# -- against the interpreter -------------------------------------------------------------------
+@pytest.mark.parametrize("mini", MINIS, ids=lambda mini: mini[2])
+def test_every_launch_and_the_whole_run_of_a_mini_agree_with_the_interpreter(mini: tuple[str, str, str]) -> None:
+    of = subject(*mini)
+    found = compare_backend(of, "emu", session(of))
+    assert found.verdict == "agrees", f"{found.where} is {found.worst} of its bound; {[str(fault.line) for fault in found.faults]}"
+    assert len(found.ops) > 2 * len({node.layer for node in of.graph.nodes})
+    assert {row.tensor for row in found.rows} >= {"hidden.0", "hidden.2", "logits", "decoding"}
+
+
+def test_what_a_launch_gets_wrong_is_named_with_its_nodes_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = with_fault(folder() / "elemwise.cu", tmp_path, "squares += f * f;", "squares += f * 1.02f * f;")
+    monkeypatch.setattr(elemwise, "SOURCE", str(faulty))
+    of = subject(*LLAMA)
+    wrong = [item for item in run_isolated(of.graph, of.tensors, session(of), of.golden.tokens) if not item.distance.agrees]
+    assert {of.graph.nodes[item.node].op for item in wrong} == {"elemwise.rmsnorm"}
+    assert wrong[0].nodes == (1,)
+    assert wrong[0].kernels[0].startswith("rmsnorm<")
+    place = of.graph.nodes[wrong[0].node].where[-1]
+    assert "rmsnorm(y, w.attn_norm" in of.texts[place.file].splitlines()[place.line - 1]
+
+
+# -- batches -----------------------------------------------------------------------------------
+def run_together(made: Session, passes: list[list[list[int]]]) -> list[list[np.ndarray]]:
+    """Logits by sequence, each after each pass that brings it tokens."""
+    sequences = [made.add_sequence() for _ in passes[0]]
+    found: list[list[np.ndarray]] = [[] for _ in sequences]
+    for chunks in passes:
+        logits = iter(made.run([Chunk(sequence, tokens) for sequence, tokens in zip(sequences, chunks, strict=True)])["logits"])
+        for i, tokens in enumerate(chunks):
+            if tokens:
+                found[i].append(next(logits))
+    return found
+
+
+PASSES = [prompts(1, 5, 1, 20), prompts(2, 1, 1, 1), prompts(3, 0, 1, 3), prompts(4, 30, 1, 0), prompts(5, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("mini", [LLAMA, MINIS[5], MINIS[3]], ids=lambda mini: mini[2])
+def test_with_batch_invariance_a_sequence_gets_the_same_bits_in_any_batch(mini: tuple[str, str, str]) -> None:
+    of = subject(*mini)
+    invariant = Options(batch_invariant=True)
+    together = run_together(session(of, options=invariant), PASSES)
+    for i in range(3):
+        (alone,) = run_together(session(of, options=invariant), [[chunks[i]] for chunks in PASSES if chunks[i]])
+        for step, (got, want) in enumerate(zip(together[i], alone, strict=True)):
+            np.testing.assert_array_equal(got, want, err_msg=f"sequence {i}, step {step}")
+
+
+def test_padding_changes_no_bits() -> None:
+    of = subject(*LLAMA)
+    exact, padded = (run_together(session(of, padded=padded), PASSES) for padded in (False, True))
+    for i, (got, want) in enumerate(zip(padded, exact, strict=True)):
+        np.testing.assert_array_equal(np.stack(got), np.stack(want), err_msg=f"sequence {i}")
+
+
+def test_a_random_schedule_changes_no_bits() -> None:
+    of = subject(*LLAMA)
+    device = EmulatedDevice(schedule=Schedule(order="random", timing="random", seed=7))
+    got, want = run_together(Session(of.graph, of.tensors, device), PASSES[:2]), run_together(session(of), PASSES[:2])
+    for i, (one, other) in enumerate(zip(got, want, strict=True)):
+        np.testing.assert_array_equal(np.stack(one), np.stack(other), err_msg=f"sequence {i}")
+
+
+def test_fused_launches_give_the_bits_of_single_ones() -> None:
+    """Patterns round where their nodes do. Without fusion a graph needs an addition of its own, so this one has no residual."""
+    made = Made()
+    y = made.call("gather.embed", made.tokens(), made.weight("embed", 64, 64), 64)
+    x = made.call("elemwise.rmsnorm", y, made.weight("n", 64), 1e-5)
+    h = made.call("linear.glu", made.call("linear.matmul", x, made.weight("gate_up", 256, 64)), 128)
+    graph, weights = made.graph("out", made.call("linear.matmul", h, made.weight("down", 64, 128)))
+    found = []
+    for fuse in (True, False):
+        run = Session(graph, weights, EmulatedDevice(), options=Options(fuse=fuse))
+        found.append(run.run([Chunk(run.add_sequence(), list(range(20)))])["out"])
+        assert ("matmul_glu" in [step.pattern for step in run.plan.steps]) == fuse
+    np.testing.assert_array_equal(*found)
+
+
+def test_pages_of_a_sequence_that_left_serve_another() -> None:
+    of = subject(*LLAMA)
+    used, fresh = session(of), session(of)
+    first = used.add_sequence()
+    used.run([Chunk(first, prompts(8, 40)[0])])
+    used.drop_sequence(first)
+    found = [made.run([Chunk(made.add_sequence(), prompts(9, 21)[0], "all")])["logits"] for made in (used, fresh)]
+    np.testing.assert_array_equal(*found)
+
+
+def test_rows_that_are_not_committed_are_written_over() -> None:
+    of = subject(*LLAMA)
+    (tokens, guess) = prompts(10, 6, 3)
+    speculating, plain = session(of), session(of)
+    sequence = speculating.add_sequence()
+    speculating.run([Chunk(sequence, tokens)])
+    speculating.run([Chunk(sequence, guess, commit=1)])
+    assert speculating.length(sequence) == 7
+    other = plain.add_sequence()
+    plain.run([Chunk(other, tokens)])
+    plain.run([Chunk(other, guess[:1])])
+    found = [made.run([Chunk(id, [17])])["logits"] for made, id in ((speculating, sequence), (plain, other))]
+    np.testing.assert_array_equal(*found)
+
+
+# -- observers, errors -------------------------------------------------------------------------
+def test_an_observer_sees_every_node_and_what_it_returns_takes_the_results_place() -> None:
+    graph, weights = gated_network()
+    interpreter, made = Interpreter(graph, weights), Session(graph, weights, EmulatedDevice())
+    seen: list[int] = []
+
+    def zero_after_embedding(node: Node, results: tuple[np.ndarray | None, ...]) -> tuple[np.ndarray, ...] | None:
+        seen.append(node.id)
+        return (np.zeros_like(results[0]),) if node.op == "gather.embed" and results[0] is not None else None
+
+    found = [run.run([Chunk(run.add_sequence(), [3, 4])], zero_after_embedding)["logits"] for run in (interpreter, made)]  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(*found)
+    assert sorted(seen[len(graph.nodes) :]) == [node.id for node in graph.nodes]
+
+
+def test_a_failed_pass_leaves_sequences_as_they_were() -> None:
+    graph, weights = gated_network()
+    made = Session(graph, weights, EmulatedDevice())
+    sequence = made.add_sequence()
+
+    def fail(node: Node, results: tuple[np.ndarray | None, ...]) -> None:
+        raise PoemError("test.stop", "stop")
+
+    with pytest.raises(PoemError):
+        made.run([Chunk(sequence, [1, 2])], fail)
+    assert made.length(sequence) == 0
+
+
+def test_a_launch_that_fails_says_which_line_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "store<T, VEC>(out + row + column"
+    faulty = with_fault(folder() / "elemwise.cu", tmp_path, f"{text}, y);", f"{text} + width, y);")
+    monkeypatch.setattr(elemwise, "SOURCE", str(faulty))
+    graph, weights = gated_network()
+    made = Session(graph, weights, EmulatedDevice())
+    with pytest.raises(KernelError) as caught:
+        made.run([Chunk(made.add_sequence(), [1])])
+    assert caught.value.file.endswith("elemwise.cu")
+    assert caught.value.hint == "the launch stands for ops.elemwise.rmsnorm, from small.poem:2 on"
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape"])
+def test_a_weight_that_is_not_the_graphs_is_refused(damage: str) -> None:
+    graph, weights = gated_network()
+    wrong: Mapping[str, Tensor] = {name: weight for name, weight in weights.items() if name != "norm"}
+    if damage == "shape":
+        wrong = {**wrong, "norm": weights["head"]}
+    with pytest.raises(PoemError) as caught:
+        Session(graph, wrong, EmulatedDevice())
+    assert caught.value.code == "run.weight"
+    assert "norm" in caught.value.message
