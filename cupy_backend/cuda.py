@@ -1,7 +1,7 @@
 """The device `cuda`: runs launches on a GPU. CuPy holds memory and streams; it is imported when the device is opened."""
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,26 @@ class CudaDevice:
             module = self._driver.load_module(compiled.cubin)
             for kernel in kernels:
                 self._functions[source, kernel] = self._driver.function(module, compiled.names[kernel])
+
+    def capture(self, launches: Sequence[Launch], memory: Mapping[str, Any]) -> Callable[[], None]:
+        """All these launches as one call: a CUDA graph, replayed on the same memory."""
+        self.prepare(launches)
+        stream = self._cupy.cuda.Stream(non_blocking=True)  # the null stream cannot be captured
+        self._cupy.cuda.get_current_stream().synchronize()
+        with stream:
+            stream.begin_capture()
+            try:
+                for launch in launches:
+                    self.run(launch, memory)
+            finally:
+                graph = stream.end_capture()
+        held = dict(memory)  # a graph knows addresses: their memory lives as long as it does
+
+        def replay() -> None:
+            assert held
+            graph.launch(self._cupy.cuda.get_current_stream())
+
+        return replay
 
     def run(self, launch: Launch, memory: Mapping[str, Any]) -> None:
         """Enqueues one launch on the current stream, on the buffers in `memory`, by name.

@@ -1,6 +1,6 @@
 """Opening a device by its name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,9 @@ class Device(Protocol):
 
     def run(self, launch: Launch, memory: Mapping[str, Any]) -> object:
         """Runs, or enqueues, one launch on the buffers in `memory`."""
+
+    def capture(self, launches: Sequence[Launch], memory: Mapping[str, Any]) -> Callable[[], None]:
+        """All these launches as one call, which runs them again on the same memory."""
 
     def synchronize(self) -> None:
         """Waits for everything enqueued."""

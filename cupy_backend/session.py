@@ -31,7 +31,8 @@ class Session:
     """Runs a graph on a device.
 
     graph: any Graph. weights: `Tensor`s by weight name. device: where launches run. options: how plans are made. page_size: cells of a
-    cache page. padded: serve passes of few rows by plans for the next power of two, as a captured graph does.
+    cache page. padded: serve passes by plans for the next power of two of rows and sequences, and capture those that decode: a
+    CUDA graph for each bucket.
     Raises KernelError (`kernel.unsupported`) for what no kernel serves, at its .poem line, and PoemError (`run.weight`) for a weight
     that is missing or not what the graph wants.
     """
@@ -56,6 +57,7 @@ class Session:
         self._pages = [0] * len(graph.spaces)  # physical pages there is memory for
         self._memory: dict[str, Memory] = {}
         self._plans: dict[Bucket, Plan] = {}
+        self._captured: dict[Bucket, tuple[Memory, Callable[[], None]]] = {}  # the inputs they read, and the launches
         self._lengths: dict[int, int] = {}
         self._next = 0
         self.plan = self.plan_for(Bucket(1, 1, 1, 1, 1, SMALLEST_LENGTH, (1,) * len(graph.spaces), page_size))  # of the latest pass
@@ -145,14 +147,28 @@ class Session:
         bucket = self._bucket(pass_)
         made = self.plan = self.plan_for(bucket)
         self._load(made)
-        self._memory[pass_inputs.BUFFER] = self.device.upload(pass_inputs.fill(made.inputs, made.lists, pass_))
-        for step in made.steps:
-            for launch in step.launches:
-                self._launch(launch)
-            if observe is not None:
-                self._observe(made, step, pass_, observe)
+        filled = self.device.upload(pass_inputs.fill(made.inputs, made.lists, pass_))
+        if self._padded and bucket.longest <= 1 and observe is None:
+            self._replay(made, filled)
+        else:
+            self._memory[pass_inputs.BUFFER] = filled
+            for step in made.steps:
+                for launch in step.launches:
+                    self._launch(launch)
+                if observe is not None:
+                    self._observe(made, step, pass_, observe)
         self.device.synchronize()
         return {output.name: self._value(made, output.value, pass_) for output in self.graph.outputs}
+
+    def _replay(self, made: Plan, filled: Memory) -> None:
+        """A decode pass by the captured launches of its bucket, which are captured anew when memory has moved."""
+        captured = self._captured.get(made.bucket)
+        if captured is None:
+            own = {**self._memory, pass_inputs.BUFFER: filled}
+            captured = self._captured[made.bucket] = filled, self.device.capture(made.launches, own)
+        held, replay = captured
+        held[...] = filled
+        replay()
 
     def _launch(self, launch: Launch) -> None:
         try:
@@ -180,6 +196,7 @@ class Session:
                 self._memory[name] = self.device.upload(table)
         if ARENA not in self._memory or self._memory[ARENA].nbytes < made.arena:
             self._memory[ARENA] = self.device.empty((made.arena,), "u8")
+            self._captured.clear()
         self.device.prepare(made.launches)
 
     def _tensor(self, param_id: int) -> Tensor:
@@ -209,6 +226,7 @@ class Session:
                             grown[: self._pages[space]] = self._memory[name]
                         self._memory[name] = grown
             self._pages[space] = pages
+            self._captured.clear()
 
     def _plane(self, cache: int, plane: int) -> Memory:
         memory = self._memory[cells_name(self.graph.caches[cache], plane)]

@@ -115,6 +115,16 @@ def test_padding_changes_no_bits() -> None:
         np.testing.assert_array_equal(np.stack(got), np.stack(want), err_msg=f"sequence {i}")
 
 
+def test_captured_passes_follow_the_memory_that_grows() -> None:
+    """Decoding until pages, and with them the cells, have moved several times."""
+    of = subject(*LLAMA)
+    decoding = [[[token], [token + 1]] for token in range(40)]
+    passes = [prompts(20, 3, 9), *decoding, prompts(21, 100, 2), *decoding[:4]]
+    exact, captured = (run_together(session(of, padded=padded, page_size=4), passes) for padded in (False, True))
+    for i, (got, want) in enumerate(zip(captured, exact, strict=True)):
+        np.testing.assert_array_equal(np.stack(got), np.stack(want), err_msg=f"sequence {i}")
+
+
 def test_a_random_schedule_changes_no_bits() -> None:
     of = subject(*LLAMA)
     device = EmulatedDevice(schedule=Schedule(order="random", timing="random", seed=7))
