@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cupy_backend.emulator import EmulatedDevice, Schedule
+from cupy_backend.emulator import Counters, EmulatedDevice, Schedule
 from cupy_backend.launch import Array, Launch
 from tests.cupy_backend.running import WORDS
 
@@ -17,6 +17,7 @@ class Memory:
     def __init__(self, schedule: Schedule = DEFAULT, *, checked: bool = True) -> None:
         self.device = EmulatedDevice(checked=checked, schedule=schedule)
         self.buffers: dict[str, np.ndarray] = {}
+        self.counters: list[Counters] = []  # what each launch did
 
     def give(self, name: str, array: np.ndarray, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> Array:
         """dtype and shape: of the elements, where the array holds codes."""
@@ -25,7 +26,7 @@ class Memory:
 
     def run(self, launches: Sequence[Launch]) -> None:
         for launch in launches:
-            self.device.run(launch, self.buffers)
+            self.counters.append(self.device.run(launch, self.buffers))
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.buffers[name]

@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -12,15 +13,18 @@ from hypothesis import strategies as st
 
 from conformance.arithmetic import NATIVE
 from conformance.bounds import Cells, local_bound
+from cupy_backend import sources
 from cupy_backend.errors import KernelError
 from cupy_backend.kernels import attn
 from cupy_backend.launch import Array
+from poem.batch import Chunk
 from poem.dtypes import Dtype
 from poem.dtypes.cache import load
 from poem.dtypes.cache import store as stored
 from tests.cupy_backend.launching import Memory
 from tests.cupy_backend.paged import filled, give_lanes, ragged
-from tests.cupy_backend.running import schedules
+from tests.cupy_backend.running import schedules, with_fault
+from tests.interp.attending import Attention
 
 STORAGE = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
 F32 = np.float32
@@ -71,7 +75,13 @@ def numbers(case: Case) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]
 
 
 def run(case: Case, **schedule: object) -> tuple[np.ndarray, np.ndarray]:
-    """out and lse of the kernels."""
+    """out and lse of the kernels; without one for a case with sinks."""
+    memory = launched(case, **schedule)
+    return memory["out"].copy(), np.zeros(0) if case.sinks else memory["lse"].copy()
+
+
+def launched(case: Case, **schedule: object) -> Memory:
+    """The device's memory after the kernels ran."""
     q, k, v = numbers(case)
     given = ragged(case.lanes, case.page_size, case.seed, case.window)
     memory = Memory(**schedule)
@@ -88,13 +98,13 @@ def run(case: Case, **schedule: object) -> tuple[np.ndarray, np.ndarray]:
     lse = None if case.sinks else memory.give("lse", np.zeros((len(q), heads), F32))
     scratch = attn.attention_scratch(len(q), heads, case.values, case.pieces)
     launches = attn.attention(
-        memory.give("q", q), *planes, out, tiles=tiles, lanes=lanes, head_dim=case.head_dim, kv_heads=case.kv_heads, sm_scale=scale_of(case),
-        decode=case.decode, pieces=case.pieces, window=case.window, causal=case.causal, softcap=case.softcap,
+        memory.give("q", q), *planes, out, tiles=tiles, lanes=lanes, head_dim=case.head_dim, kv_heads=case.kv_heads,
+        sm_scale=scale_of(case), decode=case.decode, pieces=case.pieces, window=case.window, causal=case.causal, softcap=case.softcap,
         sinks=memory.give("sinks", sinks_of(case)) if case.sinks else None, lse=lse, k_scale=case.scales[0], v_scale=case.scales[1],
         rounded_weights=case.rounded_weights, scratch=memory.give("scratch", np.zeros(scratch, np.uint8)) if scratch else None,
     )  # fmt: skip
     memory.run(launches)
-    return memory["out"].copy(), memory["lse"].copy() if lse is not None else np.zeros(0)
+    return memory
 
 
 def scale_of(case: Case) -> float:
@@ -139,6 +149,15 @@ def read(case: Case, cells: np.ndarray, plane: int) -> np.ndarray:
 
 
 def check(case: Case, got: np.ndarray, lse: np.ndarray) -> None:
+    """Fails where a result of the kernels is outside its bound."""
+    o, want_lse, bound, lse_bound = bounded(case)
+    within(case, "out", got, o, bound)
+    if not case.sinks:
+        within(case, "lse", lse, want_lse, lse_bound)
+
+
+def bounded(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """o and lse on real numbers, and how far the kernels may be from each."""
     q, k, v = numbers(case)
     o, want_lse, magnitudes = exact(case)
     given = ragged(case.lanes, case.page_size, case.seed, case.window)
@@ -147,14 +166,12 @@ def check(case: Case, got: np.ndarray, lse: np.ndarray) -> None:
         "attn.attend",
         {"q": q.astype(np.float64), "cache": cells, "inputs": given.geometry, "head_dim": case.head_dim, "kv_heads": case.kv_heads,
          "sm_scale": scale_of(case), "window": case.window, "causal": case.causal, "softcap": case.softcap, "mask": None,
-         "sinks": sinks_of(case).astype(np.float64) if case.sinks else None, "bias": None, "selection": None, "ratio": 1, "log_scaling": None,
-         "lse": not case.sinks},
+         "sinks": sinks_of(case).astype(np.float64) if case.sinks else None, "bias": None, "selection": None, "ratio": 1,
+         "log_scaling": None, "lse": not case.sinks},
         [o] if case.sinks else [o, want_lse], [case.dtype] if case.sinks else [case.dtype, "f32"], NATIVE, given.geometry,
     )  # fmt: skip
     extra = (attn.ROUNDED_WEIGHT_ERROR if case.rounded_weights else attn.WEIGHT_ERROR)[case.dtype]
-    within(case, "out", got, o, bounds[0].error + extra * magnitudes)
-    if not case.sinks:
-        within(case, "lse", lse, want_lse, bounds[1].error)
+    return o, want_lse, bounds[0].error + extra * magnitudes, np.zeros(0) if case.sinks else bounds[1].error
 
 
 def within(case: Case, name: str, got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> None:
@@ -204,6 +221,57 @@ def test_attention_is_within_its_bound(name):
     check(CASES[name], *run(CASES[name]))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_no_two_rows_of_a_matrix_share_a_bank(name):
+    for counters in launched(CASES[name]).counters:
+        assert counters.matrix_wavefronts == counters.matrix_phases, f"{name}: {counters}"
+
+
+FAULTS = {
+    "a row sees one cell too many": ("cell > high[e / 2])", "cell > high[e / 2] + 1)"),
+    "a window that is one cell too wide": ("position - window + 1 : 0;", "position - window : 0;"),
+    "sums keep their old scale": ("      sum[i] *= shift;", "      ;"),
+    "values keep their old scale": ("        o[n][i * 2] *= shift;", "        ;"),
+    "the largest score of four lanes only": ("most[i] = fmaxf(most[i], __shfl_xor_sync(WARP, most[i], 2));", ";"),
+    "a copy that is not waited for": ("    cp_async_wait<STAGES - 2>();", "    cp_async_wait<STAGES - 1>();"),
+    "a tile that is read before all threads have it": ("<STAGES - 2>();\n    __syncthreads();", "<STAGES - 2>();\n"),
+    "pages in the order of their numbers": ("const int page = b.pages[cell >> page_shift];", "const int page = cell >> page_shift;"),
+    "weights of one part": ("x -= rounded.x;", "x = 0.0f;"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(attn, "SOURCE", str(with_fault(sources.find("attn.cu"), tmp_path, *FAULTS[name])))
+    case = Case(((40, 100),), False, head_dim=16, kv_heads=1, group=1, window=90, seed=4)
+    with pytest.raises((AssertionError, KernelError)) as caught:
+        check(case, *run(case))
+    assert getattr(caught.value, "code", "emu.").startswith("emu."), f"the fault does not even compile: {caught.value}"
+
+
+@pytest.mark.parametrize(("lanes", "cells", "options"), [
+    (((0, 30), (0, 7)), "bf16", {"window": 11}), (((0, 25),), "e4m3", {"softcap": 3.0}), (((0, 18), (0, 3)), "bf16", {}),
+])  # fmt: skip
+def test_the_interpreter_and_the_kernels_agree_within_both_bounds(lanes, cells, options):
+    case = Case(lanes, False, cells=cells, seed=21, **options)
+    generator, rows = np.random.default_rng(case.seed), sum(new for _, new in lanes)
+    widths = [case.kv_heads * case.group * case.head_dim, case.kv_heads * case.head_dim, case.kv_heads * case.values]
+    q, k, v = (generator.standard_normal((rows, width)).astype(STORAGE["bf16"]) for width in widths)
+    op = Attention(case.kv_heads * case.group, case.kv_heads, case.head_dim, case.values, scale_of(case), "bf16", cells, options=options)
+    session = op.session()
+    sequences = [session.add_sequence() for _ in lanes]
+    inputs = {name: x.astype(F32) for name, x in (("q", q), ("k", k), ("v", v))}
+    batch = [Chunk(sequence, [0] * new) for sequence, (_, new) in zip(sequences, lanes, strict=True)]
+    want = session.run(batch, inputs=inputs)["o"]
+    bounds = np.cumsum([0, *(new for _, new in lanes)])
+    parts = [[stored(x[a:b], Dtype(cells)) for a, b in pairwise(bounds)] for x in (k, v)]
+    got, _ = with_numbers(case, q, *parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{__name__}.numbers", lambda _: (q, *parts))
+        bound = bounded(case)[2]
+    within(case, "out", got, want.astype(np.float64), 2 * bound)
+
+
 lanes_of_decode = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 1)), min_size=1, max_size=4)
 lanes_of_prefill = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 30)), min_size=1, max_size=3)
 options = {
@@ -211,7 +279,8 @@ options = {
     "softcap": st.none() | st.just(2.0), "sinks": st.booleans(), "flavour": st.sampled_from(("normal", "integers", "huge")),
     "seed": st.integers(0, 2**31),
 }  # fmt: skip
-decodes = st.builds(Case, lanes_of_decode.map(tuple), st.just(True), group=st.sampled_from((1, 4, 17)), pieces=st.sampled_from((1, 2, 5)), **options)
+groups, pieces = st.sampled_from((1, 4, 17)), st.sampled_from((1, 2, 5))
+decodes = st.builds(Case, lanes_of_decode.map(tuple), st.just(True), group=groups, pieces=pieces, **options)
 prefills = st.builds(Case, lanes_of_prefill.map(tuple), st.just(False), group=st.sampled_from((1, 3)), causal=st.booleans(), **options)
 
 
@@ -300,7 +369,8 @@ def test_single_tokens_and_chunks_go_their_own_ways_into_one_result():
         shape = attn.shape_of(case.head_dim, case.values, case.cells, decode=decode)
         tiles = memory.give(name, attn.row_tiles(rows_of_lane, case.group, shape, **limits))
         memory.run(attn.attention(
-            given_q, *planes, out, tiles=tiles, lanes=lanes, head_dim=case.head_dim, kv_heads=case.kv_heads, sm_scale=scale_of(case), decode=decode
+            given_q, *planes, out, tiles=tiles, lanes=lanes, head_dim=case.head_dim, kv_heads=case.kv_heads, sm_scale=scale_of(case),
+            decode=decode,
         ))  # fmt: skip
     check(replace(case, sinks=False), memory["out"], exact(case)[1])
 
@@ -313,7 +383,8 @@ def test_what_no_kernel_serves_is_refused():
     q, out = Array("q", "read", (1, 64), "bf16"), Array("o", "write", (1, 64), "bf16")
     wide = replace(cache, dtype="f32")
     for operands, head_dim in (
-        ((q, wide, wide, out), 64), ((q, odd, odd, out), 64), ((replace(q, dtype="f16"), cache, cache, out), 64), ((q, cache, cache, out), 8),
+        ((q, wide, wide, out), 64), ((q, odd, odd, out), 64), ((replace(q, dtype="f16"), cache, cache, out), 64),
+        ((q, cache, cache, out), 8),
     ):  # fmt: skip
         with pytest.raises(KernelError) as caught:
             call(*operands, head_dim=head_dim)
