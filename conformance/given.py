@@ -25,19 +25,17 @@ PROMPT = 24  # tokens of a prompt drawn at random
 
 def compare_given(package: "Package", options: Options, report: Report, progress: Callable[[str], None]) -> None:
     """Compare the deployment that a checkpoint fits with a golden, with the original class, or its two modes with each other."""
-    source = options.checkpoint or options.golden
+    golden = open_golden(options.golden) if options.golden and not options.against else None
+    source = options.checkpoint or (golden.checkpoint if golden is not None else None)
     assert source is not None
     checkpoint = open_checkpoint(source)
     plan = plan_import(checkpoint, [package], deployment=options.deployment, model=options.model)
     graph = package.trace(plan.deployment)
     report.traces = [traced(graph)]
     report.notes += list(plan.notes)
-    golden: Golden | None = None
     if options.against:
         golden = _original(checkpoint, Path(source), options, progress)
-    elif options.golden:
-        golden = open_golden(options.golden)
-    reason = inexact(plan)
+    reason = inexact(plan) if golden is None or not golden.stated else ""
     if golden is not None and reason:
         raise UsageError(
             "check.inexact", f"the weights of {plan.deployment.name} are not the original's: {reason}", phase="check",

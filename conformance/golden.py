@@ -42,6 +42,11 @@ class Golden:
         return self.meta.get("precision") == "f64"
 
     @property
+    def checkpoint(self) -> Path:
+        """Where the weights lie: in its folder, or in the one that its meta.json names."""
+        return Path(self.place, str(self.meta.get("checkpoint", "")))
+
+    @property
     def layers(self) -> int:
         """How many layers' hidden states it holds; the embedding counts as none."""
         return sum(1 for name in self.expected if re.fullmatch(r"hidden\.\d+", name)) - 1

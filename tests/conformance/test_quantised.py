@@ -158,3 +158,9 @@ def test_quantised_deployments_tell_what_they_cost_and_others_do_not(report: Rep
         assert (costs[name].agree, costs[name].rows) == (int((want.argmax(-1) == plain.argmax(-1)).sum()), 16)
         assert f"top-1 {costs[name].agree}/16" in next(line for line in render(report).splitlines() if name in line)
     assert costs["llama31-mini-bf16-kv-bf16"] is None
+
+
+def test_a_stated_golden_that_a_user_names_brings_the_checkpoint_it_was_made_from() -> None:
+    name = "llama-tied-mini-nvfp4-kv-e4m3"
+    found = check(Options(str(LLAMA), deployment=name, golden=str(GOLDENS / name), mode="exact"))
+    assert [(comparison.deployment, comparison.verdict) for comparison in found.comparisons] == [(name, "agrees")]
