@@ -85,9 +85,9 @@ def total_floor(plan: Plan) -> float:
 
 
 def launches_per_layer(graph: Graph, plan: Plan) -> float | None:
-    """Launches that stand for a node of a layer, divided by the number of layers. None for a graph without layers."""
+    """Launches whose last node is in a layer, divided by the number of layers. None for a graph without layers."""
     layers = {node.layer for node in graph.nodes if node.layer is not None}
-    count = sum(len(step.launches) for step in plan.steps if any(graph.nodes[id].layer is not None for id in step.nodes))
+    count = sum(len(step.launches) for step in plan.steps if graph.nodes[step.nodes[-1]].layer is not None)
     return count / len(layers) if layers else None
 
 
