@@ -160,9 +160,8 @@ template <class T, class C> POEM_DEVICE uint32_t widened(uint32_t pair) {
 }
 
 // What a row's weighted values are multiplied by, and its log-sum-exp in base 2, once all weights are in: `total` of them relative to 2^most.
-// A sink is one more score without a value; a row that sees nothing gives 0 whatever the sink.
+// A sink is one more score without a value. Every row sees at least its own cell: where all scores are -inf, 0 / 0 is NaN.
 POEM_DEVICE float2 finished(float most, float total, float sink, float v_scale) {
-  if (total == 0.0f) return make_float2(0.0f, minus_infinity());
   sink *= LOG2_E;
   const float top = fmaxf(most, sink), weight = exp2_approx(most - top);
   const float all = total * weight + exp2_approx(sink - top);

@@ -355,6 +355,24 @@ def test_a_value_that_is_not_finite_reaches_only_the_rows_that_see_it(case, bad)
     assert not off.any(), f"{case}: {np.argwhere(off)[0].tolist()} is {got[off][0]}, without the cell {clean[off][0]}"
 
 
+@pytest.mark.parametrize(("decode", "pieces"), [(False, 1), (True, 1), (True, 3)])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_scores_that_overflow_below_leave_nothing_but_the_sink(decode, pieces, sinks):
+    case = Case(((20, 1),), decode, pieces=pieces, sinks=sinks)
+    q, k, v = numbers(case)
+    q[:], k[0][:] = 1e20, -1e20
+    got, _ = with_numbers(case, q, k, v)
+    assert (got == 0).all() if sinks else np.isnan(got).all(), f"got {got[0, :4]}"
+
+
+def test_the_number_of_pieces_depends_on_the_batch_only_where_it_may():
+    for tiles in (1, 7, 500):
+        assert attn.pieces_of(tiles, 8, decode=True, arch="sm_90a", batch_invariant=True) == attn.INVARIANT_PIECES
+        assert attn.pieces_of(tiles, 8, decode=False, arch="sm_90a", batch_invariant=False) == 1
+    found = [attn.pieces_of(tiles, 8, decode=True, arch="sm_90a", batch_invariant=False) for tiles in (1, 7, 500)]
+    assert found == [attn.MAXIMUM_PIECES, 9, 1]
+
+
 def test_single_tokens_and_chunks_go_their_own_ways_into_one_result():
     case = Case(((60, 1), (0, 20), (5, 1), (9, 3)), False, seed=11)
     q, k, v = numbers(case)
