@@ -211,3 +211,8 @@ def test_the_text_has_a_line_for_each_launch_and_the_json_the_same_numbers() -> 
     assert sum(launch["read"] for launch in data["launches"]) == data["total"]["read"] == made.cost.read
     assert all(launch["where"].startswith("small.poem:") for launch in data["launches"])
     assert launches_per_layer(graph, made) is None
+
+
+def test_the_documentation_lists_every_pattern() -> None:
+    text = (MODELS.parent / "docs" / "backend.md").read_text()
+    assert [pattern.name for pattern in PATTERNS if f"| `{pattern.name}` |" not in text] == []
