@@ -70,6 +70,7 @@ TILES = (
     Tile(128, 128, 64, 64, 4, 2, 4, 1),
 )
 FEW_ROWS = 16
+FEWEST_STAGES = 3  # with two, loading waits for multiplying
 # Where sums are promoted or cut into slices, a thread holds them twice or three times: tiles of more rows would not fit its registers, but
 # for sums of 8-bit products, whose operands need no decoding.
 MOST_ROWS_OF_TWO_SUMS = 64
@@ -122,16 +123,22 @@ def cut(rows: int, outputs: int, width: int, dtype: Dtype, arch: str, *, batch_i
     """
     kernel = format_of(dtype)
     narrow = kernel.promoted and (batch_invariant or not multiplies_codes(dtype, arch))
-    fitting = [tile for tile in TILES if not narrow or tile.rows <= MOST_ROWS_OF_TWO_SUMS]
+    room = SHARED[arch] - STATIC_SHARED
+
+    def columns_of(tile: Tile) -> int:
+        return RUN if dtype.act else tile.columns if kernel.code_bits == 16 else tile.packed_columns
+
+    def bytes_of(tile: Tile) -> int:
+        return stage_bytes(kernel, tile, columns_of(tile), codes_of_x=dtype.act is not None)
+
+    fitting = [tile for tile in TILES if room // bytes_of(tile) >= FEWEST_STAGES and not (narrow and tile.rows > MOST_ROWS_OF_TWO_SUMS)]
     tile = next((tile for tile in fitting if rows <= tile.rows), fitting[-1])
     grid = _grid(tile, rows, outputs)
     size, splits = _slices(TILES[0] if batch_invariant else tile, _grid(TILES[0], 1, outputs) if batch_invariant else grid, width, arch)
     sliced = batch_invariant and splits > 1
     by_blocks = not sliced or rows <= FEW_ROWS
-    columns = RUN if dtype.act else tile.columns if kernel.code_bits == 16 else tile.packed_columns
-    stage = stage_bytes(kernel, tile, columns, codes_of_x=dtype.act is not None)
-    stages = min(tile.stages, (SHARED[arch] - STATIC_SHARED) // stage)
-    return Cut(tile, columns, stages, stage, splits if by_blocks else 1, size, sliced and not by_blocks, grid)
+    stages = min(tile.stages, room // bytes_of(tile))
+    return Cut(tile, columns_of(tile), stages, bytes_of(tile), splits if by_blocks else 1, size, sliced and not by_blocks, grid)
 
 
 def stage_bytes(kernel: Format, tile: Tile, columns: int, *, codes_of_x: bool) -> int:

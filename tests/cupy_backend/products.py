@@ -3,7 +3,7 @@
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +29,7 @@ class Product(NamedTuple):
     counters: np.ndarray
 
 
-def product(x: np.ndarray, w: Tensor, **options: object) -> Product:
+def product(x: np.ndarray, w: Tensor, **options: Any) -> Product:
     return product_of_planes(x, w.dtype, linear.prepare(w.dtype, w.planes), w.shape[0], **options)
 
 

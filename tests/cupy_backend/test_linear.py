@@ -227,7 +227,7 @@ def test_every_cut_covers_the_columns_and_fits_the_device(rows, outputs, width, 
     if cut.splits > 1:
         assert (cut.splits - 1) * cut.slice < width <= cut.splits * cut.slice
         assert cut.grid[0] * cut.grid[1] <= linear_tables.COUNTERS
-    assert cut.stages >= 2
+    assert cut.stages >= 3
     assert cut.stages * cut.stage_bytes + linear_tables.STATIC_SHARED <= linear_tables.SHARED[arch]
     if batch_invariant:
         one = linear_tables.cut(1, outputs, width, Dtype(word), arch, batch_invariant=True)
