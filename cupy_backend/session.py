@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cupy_backend.devices import Device
@@ -251,7 +250,9 @@ class Session:
         found = self.device.download(self._view(where.array))[: self._true_rows(value, pass_)]
         if found.ndim == 2:
             found = found[:, where.start : where.start + where.width]
-        return found.astype(np.float32) if found.dtype.kind in "fV" or found.dtype == ml_dtypes.bfloat16 else found
+        if found.dtype.kind == "i":
+            return found.reshape(-1) if found.ndim == 2 and found.shape[1] == 1 else found
+        return found.astype(np.float32)
 
     def _true_rows(self, value: int, pass_: Geometry) -> int | None:
         """Rows of a value in the pass; None for all, where its axis is none of the padded ones."""
@@ -272,7 +273,7 @@ class Session:
         view = self._view(where.array)
         whole = self.device.download(view)
         target = whole if whole.ndim == 1 else whole[:, where.start : where.start + where.width]
-        target[: len(values)] = values.astype(whole.dtype)
+        target[: len(values)] = values.reshape(len(values), *target.shape[1:]).astype(whole.dtype)
         view[...] = self.device.upload(whole)
 
 

@@ -100,7 +100,11 @@ class Lowering:
 
     def value(self, node: Node, name: str) -> Array:
         """An operand as a whole array: `[rows, width]`, or `[rows]` for a list of integers."""
-        found = self.columns(operand(node, name).id)
+        return self.whole(operand(node, name).id)
+
+    def whole(self, value: int) -> Array:
+        """The array of a value that is all of its columns."""
+        found = self.columns(value)
         assert found.whole or len(found.array.shape) == 1, "patterns leave columns to kernels that take them"
         return found.array
 

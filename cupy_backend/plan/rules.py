@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cupy_backend.kernels import attn, elemwise, gather, linear
+from cupy_backend.kernels import attn, elemwise, gather, linear, sampling
 from cupy_backend.kernels.arrays import unsupported, updating
 from cupy_backend.kernels.linear_tables import COUNTERS
 from cupy_backend.launch import Array, Launch
@@ -200,6 +200,20 @@ def _split_q_gate(lowering: Lowering, group: Group) -> Lowered:
     node = _node(lowering, group)
     q, gate = (lowering.new(value) for value in node.results)
     return Lowered(gather.split_q_gate(lowering.value(node, "x"), q, gate, head_dim=node.attributes["head_dim"], nodes=group.nodes))
+
+
+# -- sampling ----------------------------------------------------------------------------------
+@rule("sampling.argmax")
+def _argmax(lowering: Lowering, group: Group) -> Lowered:
+    node = _node(lowering, group)
+    given = node.operands["x"]
+    refs = given if isinstance(given, list) else [operand(node, "x")]
+    values, ids = [lowering.whole(ref.id) for ref in refs], lowering.new(node.results[0])
+    launches: list[Launch] = []
+    for column, x in enumerate(values):
+        scratch = lowering.scratch(sampling.argmax_scratch(*x.shape))
+        launches += sampling.argmax(x, ids, column=column, scratch=scratch, nodes=group.nodes)
+    return Lowered(launches, sum(map(elements, values)))
 
 
 # -- attention ---------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """Sessions on the device `emu`: mini models within bounds of the interpreter, ragged batches, pages, observers, faults."""
 
+from argparse import Namespace
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +25,10 @@ from cupy_backend.sources import folder
 from interp import Session as Interpreter
 from poem.batch import Chunk
 from poem.checkpoint import open_checkpoint
+from poem.cli import run_
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
+from poem.generate import generate
 from poem.graph import Node
 from poem.importer import plan_import
 from poem.package import load_package
@@ -183,9 +188,31 @@ def test_an_observer_sees_every_node_and_what_it_returns_takes_the_results_place
         seen.append(node.id)
         return (np.zeros_like(results[0]),) if node.op == "gather.embed" and results[0] is not None else None
 
-    found = [run.run([Chunk(run.add_sequence(), [3, 4])], zero_after_embedding)["logits"] for run in (interpreter, made)]  # type: ignore[attr-defined]
+    runs: list[Any] = [interpreter, made]
+    found = [run.run([Chunk(run.add_sequence(), [3, 4])], zero_after_embedding)["logits"] for run in runs]
     np.testing.assert_array_equal(*found)
     assert sorted(seen[len(graph.nodes) :]) == [node.id for node in graph.nodes]
+
+
+def test_argmax_gives_the_ids_that_the_interpreter_gives() -> None:
+    made = Made()
+    x = made.call("linear.matmul", made.call("gather.embed", made.tokens(), made.weight("embed", 64, 64), 64), made.weight("head", 96, 64))
+    graph, weights = made.graph("ids", made.call("sampling.argmax", x))
+    runs: list[Any] = [Interpreter(graph, weights), Session(graph, weights, EmulatedDevice())]
+    want, got = (run.run([Chunk(run.add_sequence(), list(range(30)))])["ids"] for run in runs)
+    assert got.dtype == want.dtype == np.int32
+    np.testing.assert_array_equal(got, want)
+
+
+def test_the_command_that_generates_opens_the_backend_that_is_asked_for() -> None:
+    of = subject(*LLAMA)
+    model = SimpleNamespace(graph=of.graph, weights=of.tensors)
+    arguments = Namespace(backend="emu", mode="native", setting="reference")
+    made: Any = run_._session(arguments, model)  # type: ignore[arg-type]
+    assert isinstance(made, Session)
+    assert made.options.batch_invariant
+    tokens = list(generate(made, of.golden.tokens, maximum=4))
+    assert tokens == of.ids[len(of.golden.tokens) :][:4]
 
 
 def test_a_failed_pass_leaves_sequences_as_they_were() -> None:
