@@ -2,10 +2,12 @@
 
 import pytest
 
-from cupy_backend import nvrtc, sources
+from cupy_backend import compile_matrix
+from cupy_backend.compile_matrix import Budget
 from cupy_backend.kernels import linear, linear_tables
 from cupy_backend.launch import Array, Launch
 from poem.dtypes import Dtype
+from tests.cupy_backend.compiling import compiler
 
 # The instantiations that hold most in registers, or that use what an architecture alone has.
 CASES = (
@@ -30,19 +32,20 @@ def launch(arch: str, word: str, rows: int, batch_invariant: bool, act: str | No
     )[-1]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def compiler() -> nvrtc.Nvrtc:
-    found = nvrtc.libraries()
-    if not found:
-        pytest.skip("NVRTC is not installed: pip install nvidia-cuda-nvrtc")
-    return nvrtc.Nvrtc(found[0])
+# By the kernel's file and the types that it multiplies: copies of 16 bytes, and products by the tensor cores.
+BUDGETS = {
+    "linear.cu": Budget(registers=255, instructions=("LDGSTS", "HMMA.16816.F32.BF16")),
+    "linear.cu product<E4m3Tiles, e4m3, e4m3": Budget(registers=255, instructions=("LDGSTS",)),
+    "linear_warpgroups.cu product_by_warpgroups<bf16": Budget(
+        registers=168, instructions=("HGMMA.64x256x16.F32.BF16", "UTMALDG.2D", "UTMASTG.2D", "USETMAXREG")
+    ),
+    "linear_warpgroups.cu product_by_warpgroups<e4m3": Budget(
+        registers=168, instructions=("QGMMA.64x128x32.F32.E4M3.E4M3", "UTMALDG.2D", "UTMASTG.2D", "USETMAXREG", "UBLKCP")
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("arch", "word", "rows", "batch_invariant", "act"), CASES)
-def test_products_compile_without_spilling(compiler, arch, word, rows, batch_invariant, act):
-    made = launch(arch, word, rows, batch_invariant, act)
-    text = (sources.folder() / made.source).read_text()
-    compiled = compiler.compile(text, made.source, (made.kernel,), arch, ("--std=c++17", f"--include-path={sources.folder()}"))
-    resources = compiled.resources[made.kernel]
-    assert resources.spilled == 0, f"{made.kernel} on {arch}: {resources}"
-    assert "serialized" not in compiled.log, "the products of a warpgroup wait for each other"
+def test_products_keep_their_budget(arch, word, rows, batch_invariant, act):
+    [report] = compile_matrix.check([launch(arch, word, rows, batch_invariant, act)], arch, compiler(), BUDGETS)
+    assert not report.faults, report.line()
