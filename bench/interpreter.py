@@ -1,12 +1,16 @@
 """The interpreter beside transformers on the same shapes, weights and prompts, in the same process and in turns.
 
     python bench/interpreter.py [--shapes mini,small] [--repeats 5] [--clock wall] [--json]
+    python bench/interpreter.py --weights u4g64,nvfp4,e4m3tile128a8 [--shapes small] [--repeats 5] [--clock wall]
 
 Prints for each shape: milliseconds to prefill 128 tokens, milliseconds a decoded token, and seconds from starting a Python process
 to its first logits; for the interpreter (fast setting, native bf16) and for transformers' LlamaForCausalLM in f32 and in bf16; and
 the ratios transformers / interpreter (above 1: the interpreter is faster). The best of the repeats counts: other work on the
 machine only ever adds time. Where it never stops, `OMP_NUM_THREADS=1 python bench/interpreter.py --clock cpu` counts processor
 time of one thread instead. Needs the extra `oracles`.
+
+With `--weights`, the interpreter alone: a decoded token with the layers' matrices in each dtype, with decoded weights kept in f32 and
+without, beside bf16 kept in f32.
 """
 
 import argparse
@@ -36,18 +40,25 @@ SHAPES = {
 
 
 # -- the two sides, each made from a directory with weights.npz and config.json -----------------
-def interpreter(directory: Path) -> Callable[[list[int], bool], np.ndarray]:
-    """`step(tokens, fresh)` -> logits of the last token; `fresh` starts a new sequence."""
+def interpreter(directory: Path, dtype: str = "bf16", memory: int | None = None) -> Callable[[list[int], bool], np.ndarray]:
+    """`step(tokens, fresh)` -> logits of the last token; `fresh` starts a new sequence.
+
+    dtype: of the layers' matrices. memory: bytes of decoded weights to keep, None for the session's own choice.
+    """
     sys.path.insert(0, str(Path(__file__).parent.parent))
     import ml_dtypes
 
     from interp import Session
     from poem.batch import Chunk
+    from poem.dtypes import Dtype
     from poem.dtypes.tensor import Tensor
 
     config = json.loads((directory / "config.json").read_text())
     weights = {name: Tensor.of(array.view(ml_dtypes.bfloat16)) for name, array in np.load(directory / "weights.npz").items()}
-    session = Session(graph(config, weights), weights, setting="fast")
+    if dtype != "bf16":
+        quantised = {name: tensor for name, tensor in weights.items() if "." in name and len(tensor.shape) == 2}
+        weights |= {name: Tensor.encode(tensor.decode(), Dtype(dtype)) for name, tensor in quantised.items()}
+    session = Session(graph(config, weights), weights, setting="fast", weight_memory=memory)
     current: list[int] = []
 
     def step(tokens: list[int], fresh: bool) -> np.ndarray:
@@ -205,6 +216,26 @@ def measure(directory: Path, vocab: int, repeats: int, now: Callable[[], float])
     return best
 
 
+def by_precision(directory: Path, vocab: int, dtypes: list[str], repeats: int, now: Callable[[], float]) -> list[tuple[str, str, float]]:
+    """(dtype, "kept" or "decoded each time", milliseconds a decoded token), the best of the repeats, taking turns."""
+    sides = [
+        ("bf16", "kept", None),
+        *((dtype, kept, memory) for dtype in dtypes for kept, memory in (("kept", None), ("decoded each time", 0))),
+    ]
+    steps = [interpreter(directory, dtype, memory) for dtype, _, memory in sides]
+    prompt = np.random.default_rng(1).integers(0, vocab, 16).tolist()
+    best = [float("inf")] * len(sides)
+    for step in steps:
+        step(prompt, True)
+    for _ in range(repeats):
+        for side, step in enumerate(steps):
+            for token in prompt:
+                start = now()
+                step([token], False)
+                best[side] = min(best[side], 1e3 * (now() - start))
+    return [(dtype, kept, spent) for (dtype, kept, _), spent in zip(sides, best, strict=True)]
+
+
 def start_up(directory: Path, side: str, repeats: int, now: Callable[[], float]) -> float:
     """Seconds from starting a process to its first logits, the best of the repeats."""
     program = (
@@ -224,6 +255,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(SHAPES), help="comma-separated names")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--weights", help="comma-separated dtypes: compare precisions instead")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     report: dict[str, Any] = {}
@@ -233,10 +265,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             write_weights(directory, config)
+            if arguments.weights:
+                for dtype, kept, spent in by_precision(
+                    directory, config["vocab_size"], arguments.weights.split(","), arguments.repeats, own
+                ):
+                    print(f"| {shape} | {dtype} | {kept} | {spent:.2f} |")
+                continue
             times = measure(directory, config["vocab_size"], arguments.repeats, own)
             for side in SIDES:
                 times[side]["start_up_s"] = start_up(directory, side, max(1, arguments.repeats // 2), children)
         report[shape] = times
+    if not report:
+        return
     if arguments.json:
         print(json.dumps(report, indent=2))
         return

@@ -84,7 +84,7 @@ def test_the_command_to_rerun_finds_the_same_line(planted: str) -> None:
     (["no_such_package"], "load."),
     ([LLAMA, "--model", "llama99"], "check.model"),
     ([LLAMA, "--deployment", "llama31-8b-bf16"], "name.bad"),
-    ([LLAMA, "--golden", "no/such/folder"], "import.not-found"),
+    ([LLAMA, "--golden", "no/such/folder"], "check.golden"),
     ([LLAMA, "--checkpoint", "no/such/checkpoint"], "import.not-found"),
     ([LLAMA, "--against", "transformers"], "check.usage"),
     ([LLAMA, "--checkpoint", str(folder(MINI)), "--save-golden", "x"], "check.usage"),
