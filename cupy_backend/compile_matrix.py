@@ -1,7 +1,7 @@
 """Every kernel for every architecture, without a GPU: does it compile, what does it take, and does it use the instructions it is written for?
 
-    python -m cupy_backend.compile_matrix            all representative launches, all architectures, every NVRTC that is installed
-    python -m cupy_backend.compile_matrix elemwise   those of one file
+python -m cupy_backend.compile_matrix            all representative launches, all architectures, every NVRTC that is installed
+python -m cupy_backend.compile_matrix elemwise   those of one file
 """
 
 import importlib.util
@@ -153,7 +153,11 @@ def check(launches: Iterable[Launch], arch: str, compiler: Nvrtc, budgets: Mappi
 def disassembler() -> str | None:
     """The path of cuobjdump, from its wheel or a toolkit; None without it or nvdisasm."""
     spec = importlib.util.find_spec("nvidia")
-    folders = [f"{root}/{part}/bin" for root in (spec.submodule_search_locations or () if spec else ()) for part in ("cu13", "cu12", "cuda_cuobjdump")]
+    folders = [
+        f"{root}/{part}/bin"
+        for root in (spec.submodule_search_locations or () if spec else ())
+        for part in ("cu13", "cu12", "cuda_cuobjdump")
+    ]
     path = os.pathsep.join([*folders, os.environ.get("PATH", "")])
     found = shutil.which("cuobjdump", path=path)
     return found if found and shutil.which("nvdisasm", path=path) else None

@@ -1,0 +1,141 @@
+"""Every kernel compiles for every architecture within its budget, every wrapper of the prelude assembles to the instruction it stands for."""
+
+import pytest
+
+from cupy_backend import compile_matrix, cubin_cache
+from cupy_backend.compile_matrix import LIMITS, Budget, Report, resident_blocks
+from cupy_backend.launch import Launch
+from cupy_backend.nvrtc import Resources
+from tests.cupy_backend.compiling import MAJORS, compiler, needs_disassembler
+from tests.cupy_backend.running import KERNELS
+from tests.cupy_backend.test_emulator_rules import RULES
+
+TILE = "64, 64, 32, 4, 2, 2"
+FROM_89 = ("sm_89", "sm_90a", "sm_100a", "sm_120a")
+HOPPER = ("sm_90a",)
+# The kernels of the tests, as launches and what they must keep.
+TEST_KERNELS = {
+    "mma_gemm.cu mma": Budget(registers=128, occupancy=0.125, instructions=("HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS")),
+    "wgmma_gemm.cu wgmma": Budget(registers=128, instructions=("HGMMA.64x64x16.F32.BF16",), architectures=HOPPER),
+    "pipelined_gemm.cu pipelined_gemm<bf16, 4, 1": Budget(
+        registers=168, instructions=("HGMMA.64x128x16.F32.BF16", "UTMALDG.2D", "UTMASTG.2D", "USETMAXREG", "SYNCS"), architectures=HOPPER
+    ),
+    "pipelined_gemm.cu pipelined_gemm<bf16, 4, 2": Budget(registers=168, instructions=("UTMALDG.2D.MULTICAST",), architectures=HOPPER),
+    "pipelined_gemm.cu pipelined_gemm<e4m3": Budget(registers=168, instructions=("QGMMA.64x128x32.F32.E4M3.E4M3",), architectures=HOPPER),
+}
+
+
+def launch(name: str, kernel: str, threads: int, shared: int = 0) -> Launch:
+    return Launch(str(KERNELS / f"{name}.cu"), kernel, (2, 2, 1), (threads, 1, 1), {}, shared=shared)
+
+
+TEST_LAUNCHES = [
+    launch("mma_gemm", f"mma_gemm<{TILE}>", 128, 4 * 128 * 64),
+    launch("wgmma_gemm", "wgmma_gemm<3>", 128, 3 * 16384),
+    *(
+        launch("pipelined_gemm", f"pipelined_gemm<{kind}>", 384, 4 * 32768)
+        for kind in ("bf16, 4, 1", "bf16, 4, 2", "e4m3, 4, 1", "e4m3, 4, 2")
+    ),
+]
+
+
+def faults(reports: list[Report]) -> str:
+    return "\n".join(report.line() for report in reports if report.faults)
+
+
+@pytest.mark.parametrize("arch", LIMITS)
+@pytest.mark.parametrize("major", MAJORS)
+def test_every_kernel_keeps_its_budget(major: int, arch: str) -> None:
+    reports = compile_matrix.check(compile_matrix.representative(), arch, compiler(major))
+    assert reports
+    assert not faults(reports), faults(reports)
+
+
+@pytest.mark.parametrize("arch", LIMITS)
+@pytest.mark.parametrize("major", MAJORS)
+def test_the_kernels_of_the_emulators_tests_compile_for_the_devices_they_stand_for(major: int, arch: str) -> None:
+    reports = compile_matrix.check(TEST_LAUNCHES, arch, compiler(major), TEST_KERNELS)
+    assert len(reports) == (len(TEST_LAUNCHES) if arch == "sm_90a" else 1)
+    assert not faults(reports), faults(reports)
+
+
+# Kernels of instructions.cu, the architectures that have what they use, and what must be in their machine code.
+WRAPPERS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("encode", tuple(LIMITS), ("F2F",)),
+    ("encode_one<bf16>", tuple(LIMITS), ("F2F",)),
+    ("decode<e4m3>", tuple(LIMITS), ()),
+    ("decode<e8m0>", tuple(LIMITS), ()),
+    ("decode_pairs", tuple(LIMITS), ()),
+    ("approximate", tuple(LIMITS), ("MUFU.EX2", "MUFU.LG2", "MUFU.RCP", "MUFU.RSQ", "MUFU.TANH")),
+    ("logic<106>", tuple(LIMITS), ("LOP3.LUT", "PRMT")),
+    *((f"load_matrices<{count}, {flag}>", tuple(LIMITS), (f"LDSM.16.M{'T' if flag == 'true' else ''}88",)) for count in (1, 2, 4) for flag in ("false", "true")),
+    *((f"store_matrices<{count}, {flag}>", ("sm_90a", "sm_100a", "sm_120a"), ("STSM.16.M",)) for count in (2, 4) for flag in ("false", "true")),
+    ("multiply<bf16>", tuple(LIMITS), ("HMMA.16816.F32.BF16",)),
+    ("multiply<f16>", tuple(LIMITS), ("HMMA.16816.F32",)),
+    ("multiply<e4m3>", FROM_89, ()),
+    ("multiply<e5m2>", FROM_89, ()),
+    ("load_box<2>", ("sm_90a", "sm_100a", "sm_120a"), ("UTMALDG.2D", "SYNCS")),
+    ("load_box<3>", ("sm_90a", "sm_100a", "sm_120a"), ("UTMALDG.3D",)),
+    ("store_box<2>", ("sm_90a", "sm_100a", "sm_120a"), ("UTMASTG.2D", "ELECT")),
+    ("store_box<3>", ("sm_90a", "sm_100a", "sm_120a"), ("UTMASTG.3D",)),
+    *((f"multiply_shared<bf16, {n}, Swizzle::bytes128, Swizzle::bytes128, false, false>", HOPPER, (f"HGMMA.64x{n}x16.F32.BF16",)) for n in (8, 96, 256)),
+    ("multiply_shared<bf16, 64, Swizzle::bytes64, Swizzle::bytes32, true, true>", HOPPER, ("HGMMA.64x64x16.F32.BF16",)),
+    ("multiply_shared<f16, 64, Swizzle::none, Swizzle::bytes128, false, true>", HOPPER, ("HGMMA.64x64x16.F32",)),
+    ("multiply_shared<e4m3, 192, Swizzle::bytes128, Swizzle::bytes128, false, false>", HOPPER, ("QGMMA.64x192x32.F32.E4M3.E4M3",)),
+    ("multiply_registers<bf16, 64, Swizzle::bytes128, true>", HOPPER, ("HGMMA.64x64x16.F32.BF16",)),
+    ("multiply_registers<f16, 16, Swizzle::bytes128, false>", HOPPER, ("HGMMA.64x16x16.F32",)),
+    ("multiply_registers<e4m3, 96, Swizzle::bytes64, false>", HOPPER, ("QGMMA.64x96x32.F32.E4M3.E4M3",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", LIMITS)
+def test_every_wrapper_assembles_to_its_instruction(arch: str) -> None:
+    needs_disassembler()
+    source = str(KERNELS / "instructions.cu")
+    wanted = {kernel: instructions for kernel, architectures, instructions in WRAPPERS if arch in architectures}
+    made = cubin_cache.get(source, sorted(wanted), arch, compiler())
+    code = compile_matrix.machine_code(made.cubin)
+    assert code is not None
+    missing = [f"{kernel} has no {name}" for kernel, names in wanted.items() for name in names if name not in code[made.names[kernel]]]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("major", MAJORS)
+def test_the_kernel_of_every_rule_compiles(major: int) -> None:
+    made = cubin_cache.get(str(KERNELS / "rules.cu"), [f"{rule.name}<true>" for rule in RULES], "sm_90a", compiler(major))
+    assert len(made.names) == len(RULES)
+
+
+# ---------------------------------------------------------------------------------------------------------------------- the matrix itself
+@pytest.mark.parametrize(
+    ("registers", "shared", "threads", "arch", "blocks"),
+    [
+        (32, 0, 256, "sm_90a", 8),  # 64 warps / 8
+        (64, 0, 256, "sm_90a", 4),  # 65536 registers / (64 * 32 * 8)
+        (65, 0, 256, "sm_90a", 3),  # 72 registers after rounding up to 256 for a warp: 65536 / 18432
+        (168, 132 << 10, 384, "sm_90a", 1),
+        (32, 100 << 10, 128, "sm_90a", 2),  # 228 KB / 101 KB
+        (32, 99 << 10, 128, "sm_89", 1),
+        (32, 100 << 10, 128, "sm_89", 0),  # a block has at most 99 KB there
+        (16, 0, 32, "sm_89", 24),
+    ],
+)  # fmt: skip
+def test_resident_blocks_follow_from_the_scarcest_resource(registers: int, shared: int, threads: int, arch: str, blocks: int) -> None:
+    assert resident_blocks(Resources(registers, 0, 0, 0), threads, shared, arch) == blocks
+
+
+def test_what_exceeds_a_budget_is_a_fault_in_words() -> None:
+    needs_disassembler()
+    tight = Budget(registers=16, occupancy=0.9, instructions=("HGMMA", "LDSM"))
+    report = compile_matrix.check(TEST_LAUNCHES[:1], "sm_80", compiler(), {"mma_gemm.cu": tight})[0]
+    assert report.faults == ("more than 16 registers", "less than 90% occupancy", "no HGMMA")
+    assert "sm_80" in report.line()
+    assert report.line().endswith("more than 16 registers; less than 90% occupancy; no HGMMA")
+
+
+def test_the_longest_entry_of_a_budget_counts() -> None:
+    budgets = {"a.cu": Budget(registers=1), "a.cu big": Budget(registers=2), "a.cu big<bf16": Budget(registers=3)}
+    kernels = {"small<1>": 1, "big<f16>": 2, "big<bf16, 8>": 3}
+    for kernel, registers in kernels.items():
+        assert compile_matrix.budget_of(Launch("/x/a.cu", kernel, (1, 1, 1), (32, 1, 1), {}), budgets).registers == registers
+    assert compile_matrix.budget_of(Launch("b.cu", "k", (1, 1, 1), (32, 1, 1), {}), budgets) == Budget()

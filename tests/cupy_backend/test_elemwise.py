@@ -1,0 +1,322 @@
+"""elemwise.cu on the checked emulator, against float64 within the bounds that the differ derives for each op."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.arithmetic import NATIVE
+from conformance.bounds import local_bound
+from cupy_backend import sources
+from cupy_backend.emulator import EmulatedDevice, Schedule
+from cupy_backend.errors import KernelError
+from cupy_backend.kernels import elemwise
+from cupy_backend.launch import Array, Launch
+from tests.cupy_backend.running import line_of, schedules, with_fault
+
+DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+ARCH = "sm_90a"
+FIFO = Schedule()
+# Rows of every kind: whole packs and ragged ones, one pack and several for a thread, fewer packs than threads. Each is an instantiation.
+WIDTHS = (1, 6, 8, 72, 333, 530, 1000, 1200)
+FORMS = (("bf16", False, True), ("bf16", True, False), ("f16", False, False), ("f32", True, True))  # dtype, plus one, with a residual
+HEADS = (1, 7, 16, 48, 80, 128, 256)
+FLAVOURS = ("normal", "large", "small", "zeros", "cancelling")
+
+
+class Memory:
+    """Arrays given by name become buffers; outputs are made by name and shape."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype, self.device = dtype, EmulatedDevice()
+        self.buffers: dict[str, np.ndarray] = {}
+
+    def give(self, name: str, array: np.ndarray, dtype: str | None = None) -> Array:
+        word = dtype or self.dtype
+        self.buffers[name] = self.device.upload(array)
+        return Array(name, "read", array.shape, word)
+
+    def out(self, name: str, *shape: int) -> Array:
+        self.buffers[name] = self.device.empty(shape, self.dtype)
+        return Array(name, "read", shape, self.dtype)
+
+    def run(self, launches: list[Launch], schedule: Schedule) -> None:
+        for launch in launches:
+            EmulatedDevice(schedule=schedule).run(launch, self.buffers)
+
+    def values(self, name: str) -> np.ndarray:
+        return self.buffers[name].astype(np.float64)
+
+
+def numbers(seed: int, shape: tuple[int, ...], dtype: str, flavour: str) -> np.ndarray:
+    """Numbers of a flavour, rounded to a dtype."""
+    drawn = np.random.default_rng(seed).standard_normal(shape)
+    if flavour == "cancelling":
+        drawn = np.where(np.arange(shape[-1]) % 2, -1.0, 1.0) * np.round(8 * np.abs(drawn)) / 8
+    if flavour == "zeros":
+        drawn = drawn * (np.arange(shape[0]) % 2).reshape(-1, *[1] * (len(shape) - 1))
+    return (drawn * {"large": 100.0, "small": 1e-3}.get(flavour, 1.0)).astype(DTYPES[dtype])
+
+
+def check(op: str, memory: Memory, got: dict[str, str], arguments: dict[str, Any], *exact: np.ndarray) -> None:
+    """Compares results, by the names of their buffers, with exact ones within the op's bound."""
+    bounds = local_bound(op, arguments, exact, [memory.dtype] * len(exact), NATIVE)
+    for (label, name), bound, want in zip(got.items(), bounds, exact, strict=True):
+        result = memory.values(name)
+        excess = np.abs(result - want) / np.maximum(bound.error, np.finfo(np.float64).tiny)
+        worst = np.unravel_index(np.argmax(excess), excess.shape)
+        assert not np.isnan(result).any(), f"{label}{np.argwhere(np.isnan(result))[0].tolist()} is NaN"
+        assert excess[worst] <= 1, (
+            f"{label}{[int(i) for i in worst]} = {result[worst]}, should be {want[worst]}, off by {excess[worst]:.2f} of its bound"
+        )
+
+
+def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
+    return np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float64(np.float32(eps)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """All instantiations together, which is quicker than one by one."""
+    launches = []
+    for width in WIDTHS:
+        for dtype, plus_one, add in FORMS:
+            x, gain = Array("x", "read", (1, width), dtype), Array("gain", "read", (width,), "f32")
+            launches += elemwise.rmsnorm(x, gain, x, eps=1e-6, plus_one=plus_one, residual=x if add else None)
+            launches += elemwise.add_bias(gain, x, x, arch=ARCH)
+            if dtype != "f16":
+                packed = Array("x", "read", (1, 2 * width), dtype)
+                launches += [launch for act in ("silu", "gelu_tanh", "gelu") for launch in elemwise.glu(packed, x, act=act, arch=ARCH)]
+    for head_dim in HEADS:
+        for dtype, plus_one in (("bf16", False), ("f32", True)):
+            x, gain = Array("x", "read", (1, head_dim), dtype), Array("gain", "read", (head_dim,), dtype)
+            launches += elemwise.rmsnorm_per_head(x, gain, x, head_dim=head_dim, eps=1e-6, plus_one=plus_one)
+    EmulatedDevice().prepare(launches)
+
+
+shapes = st.tuples(st.integers(1, 4), st.sampled_from(WIDTHS))
+seeds = st.integers(0, 2**31)
+flavours = st.sampled_from(FLAVOURS)
+
+
+# ----------------------------------------------------------------------------------------------------------------------------- norms
+@settings(max_examples=40)
+@given(shapes, st.sampled_from(FORMS), flavours, schedules, seeds)
+def test_rmsnorm_with_and_without_a_residual(
+    shape: tuple[int, int], form: tuple[str, bool, bool], flavour: str, schedule: Schedule, seed: int
+) -> None:
+    dtype, plus_one, add = form
+    memory = Memory(dtype)
+    x, gain = numbers(seed, shape, dtype, flavour), numbers(seed + 1, shape[1:], "f32", "normal")
+    residual = numbers(seed + 2, shape, dtype, flavour)
+    operands = {"x": memory.give("x", x), "gain": memory.give("gain", gain, "f32"), "out": memory.out("out", *shape)}
+    launches = elemwise.rmsnorm(**operands, eps=1e-6, plus_one=plus_one, residual=memory.give("residual", residual) if add else None)
+    memory.run(launches, schedule)
+    normed = x.astype(np.float64)
+    if add:
+        normed = (x.astype(np.float32) + residual.astype(np.float32)).astype(DTYPES[dtype]).astype(np.float64)
+        assert np.array_equal(memory.values("residual"), normed), "the sum is rounded once, exactly as the op stores it"
+    w = gain.astype(np.float64)
+    op = "elemwise.rmsnorm_plus_one" if plus_one else "elemwise.rmsnorm"
+    exact = normed / root_mean_square(normed, 1e-6) * (1 + w if plus_one else w)
+    check(op, memory, {"out": "out"}, {"x": normed, "w": w, "eps": 1e-6}, exact)
+
+
+@pytest.mark.parametrize("width", [4096, 16384, 20000, 36864])
+def test_rmsnorm_of_wide_rows(width: int) -> None:
+    """Rows that fill the registers of a thread, and rows that are read twice."""
+    memory = Memory("bf16")
+    x, gain, residual = (numbers(seed, shape, "bf16", "normal") for seed, shape in ((1, (2, width)), (2, (width,)), (3, (2, width))))
+    launches = elemwise.rmsnorm(
+        memory.give("x", x), memory.give("gain", gain), memory.out("out", 2, width), eps=1e-5, residual=memory.give("residual", residual)
+    )
+    memory.run(launches, Schedule("random", "late", 3))
+    normed = memory.values("residual")
+    exact = normed / root_mean_square(normed, 1e-5) * gain.astype(np.float64)
+    check("elemwise.rmsnorm", memory, {"out": "out"}, {"x": normed, "w": gain.astype(np.float64), "eps": 1e-5}, exact)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.sampled_from(HEADS),
+    st.sampled_from((("bf16", False), ("f32", True))),
+    flavours,
+    schedules,
+    seeds,
+)
+def test_rmsnorm_of_each_head(
+    rows: int, heads: int, head_dim: int, form: tuple[str, bool], flavour: str, schedule: Schedule, seed: int
+) -> None:
+    dtype, plus_one = form
+    memory = Memory(dtype)
+    x, gain = numbers(seed, (rows, heads * head_dim), dtype, flavour), numbers(seed + 1, (head_dim,), dtype, "normal")
+    operands = {"x": memory.give("x", x), "gain": memory.give("gain", gain), "out": memory.out("out", *x.shape)}
+    memory.run(elemwise.rmsnorm_per_head(**operands, head_dim=head_dim, eps=1e-6, plus_one=plus_one), schedule)
+    runs, w = x.astype(np.float64).reshape(rows, heads, head_dim), gain.astype(np.float64)
+    exact = (runs / root_mean_square(runs, 1e-6) * (1 + w if plus_one else w)).reshape(x.shape)
+    op = "elemwise.rmsnorm_per_head_plus_one" if plus_one else "elemwise.rmsnorm_per_head"
+    check(op, memory, {"out": "out"}, {"x": x.astype(np.float64), "w": w, "head_dim": head_dim, "eps": 1e-6}, exact)
+
+
+def test_a_row_of_zeros_is_normed_to_zeros_and_one_with_infinity_or_nan_to_nan() -> None:
+    memory = Memory("bf16")
+    x = np.zeros((4, 64), ml_dtypes.bfloat16)
+    x[1, 3], x[2, 5], x[3] = np.inf, np.nan, 1
+    launches = elemwise.rmsnorm(
+        memory.give("x", x), memory.give("gain", np.ones(64, ml_dtypes.bfloat16)), memory.out("out", 4, 64), eps=1e-6
+    )
+    memory.run(launches, FIFO)
+    got = memory.values("out")
+    assert (got[0] == 0).all()
+    assert np.isnan(got[1, 3]) and (np.delete(got[1], 3) == 0).all()  # noqa: PT018
+    assert np.isnan(got[2]).all()
+    assert (got[3] == 1).all()
+
+
+# --------------------------------------------------------------------------------------------------------------------- gated units
+def gate(x: np.ndarray, act: str) -> np.ndarray:
+    from math import erf
+
+    if act == "silu":
+        return x / (1 + np.exp(-x))
+    if act == "gelu":
+        return 0.5 * x * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+    return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+
+
+@settings(max_examples=40)
+@given(shapes, st.sampled_from(("bf16", "f32")), st.sampled_from(("silu", "gelu_tanh", "gelu")), flavours, schedules, seeds)
+def test_glu_over_packed_halves(shape: tuple[int, int], dtype: str, act: str, flavour: str, schedule: Schedule, seed: int) -> None:
+    memory = Memory(dtype)
+    rows, inter = shape
+    x = numbers(seed, (rows, 2 * inter), dtype, flavour)
+    memory.run(elemwise.glu(memory.give("x", x), memory.out("out", rows, inter), act=act, arch=ARCH), schedule)
+    wide = x.astype(np.float64)
+    exact = gate(wide[:, :inter], act) * wide[:, inter:]
+    arguments = {"x": wide, "inter": inter, "act": act, "up": None, "limit": None, "alpha": None, "beta": None, "up_cap": None}
+    check("linear.glu", memory, {"out": "out"}, arguments, exact)
+
+
+@settings(max_examples=20)
+@given(shapes, st.sampled_from(("bf16", "f16", "f32")), flavours, schedules, seeds)
+def test_add_bias(shape: tuple[int, int], dtype: str, flavour: str, schedule: Schedule, seed: int) -> None:
+    memory = Memory(dtype)
+    x, bias = numbers(seed, shape, dtype, flavour), numbers(seed + 1, shape[1:], "f32", flavour)
+    launches = elemwise.add_bias(memory.give("bias", bias, "f32"), memory.give("x", x), memory.out("out", *shape), arch=ARCH)
+    memory.run(launches, schedule)
+    arguments = {"bias": bias.astype(np.float64), "x": x.astype(np.float64)}
+    check("elemwise.add_bias", memory, {"out": "out"}, arguments, arguments["x"] + arguments["bias"])
+
+
+# ------------------------------------------------------------------------------------------------------------------------- positions
+class Turn(NamedTuple):
+    rows: int
+    q_heads: int
+    k_heads: int
+    head_dim: int
+    rotary: int
+
+
+@settings(max_examples=40)
+@given(
+    st.builds(Turn, st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.sampled_from((64, 80, 128)), st.sampled_from((16, 32, 64))),
+    st.sampled_from(("bf16", "f32")), st.booleans(), st.sampled_from((64, 4096, 131072)), schedules, seeds,
+)  # fmt: skip
+def test_rope_half_of_q_and_k(turn: Turn, dtype: str, inverse: bool, longest: int, schedule: Schedule, seed: int) -> None:
+    rows, q_heads, k_heads, head_dim, rotary = turn
+    memory, theta = Memory(dtype), 10000.0
+    q, k = (numbers(seed + i, (rows, max(heads, 1) * head_dim), dtype, "normal") for i, heads in enumerate((q_heads, k_heads)))
+    positions = np.random.default_rng(seed).integers(0, longest, rows).astype(np.int32)
+    frequencies = (theta ** -(np.arange(rotary // 2) * 2 / rotary)).astype(np.float32)
+    pair = k_heads > 0
+    launches = elemwise.rope_half(
+        memory.give("q", q), memory.give("k", k) if pair else None, memory.give("positions", positions, "i32"),
+        memory.give("frequencies", frequencies, "f32"), memory.out("q_out", *q.shape), memory.out("k_out", *k.shape) if pair else None,
+        head_dim=head_dim, factor=1.0, inverse=inverse,
+    )  # fmt: skip
+    memory.run(launches, schedule)
+    angle = positions[:, None] * theta ** -(np.arange(rotary // 2) * 2 / rotary)
+    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None] * (-1 if inverse else 1)
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        heads = x.astype(np.float64).reshape(rows, -1, head_dim)
+        a, b, rest = heads[..., : rotary // 2], heads[..., rotary // 2 : rotary], heads[..., rotary:]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1).reshape(x.shape)
+
+    arguments = {
+        "q": q.astype(np.float64), "k": k.astype(np.float64) if pair else None, "positions": positions, "head_dim": head_dim, "theta": theta,
+        "rotary_dim": rotary, "form": "half", "part": "first", "scaling": None, "sections": None, "inverse": inverse,
+    }  # fmt: skip
+    results = {"q": "q_out", "k": "k_out"} if pair else {"q": "q_out"}
+    check("elemwise.rope", memory, results, arguments, *(turned(x) for x in ((q, k) if pair else (q,))))
+
+
+# -------------------------------------------------------------------------------------------------------------------- planted faults
+class Fault(NamedTuple):
+    name: str
+    text: str
+    replacement: str
+    code: str
+    says: str
+    line: str
+    schedule: Schedule = FIFO
+
+
+FAULTS = [
+    Fault("missing barrier", "  __syncthreads();\n  v = partial[0];", "\n  v = partial[0];", "emu.unwritten", "never written",
+          "v = partial[0]"),
+    Fault("missing barrier, in reverse order", "  __syncthreads();\n  v = partial[0];", "\n  v = partial[0];", "emu.unwritten", "never written",
+          "v = partial[0]", Schedule("lifo")),
+    Fault("barrier for some", "  __syncthreads();\n  v = partial[0];", "  if (threadIdx.x < 40) __syncthreads(); else\n  __syncthreads(), v = partial[0];",
+          "emu.divergence", "__syncthreads is reached at two places", ""),
+    Fault("partial sums not all written", "if (threadIdx.x % 32 == 0) partial", "if (threadIdx.x % 64 == 0) partial", "emu.unwritten",
+          "never written, at static shared memory + 4", "v += partial[i]"),
+    Fault("past the partial sums", "for (int i = 1; i < WARPS; ++i) v", "for (int i = 1; i <= WARPS; ++i) v", "emu.bounds", "past what is declared", "v += partial[i]"),
+    Fault("misaligned load", "load<T, VEC>(x + row + column);\n    if constexpr (ADD)", "load<T, VEC>(x + row + column + (column == 560));\n    if constexpr (ADD)",
+          "emu.misaligned", "which must be aligned to 16 bytes", "return *reinterpret_cast<const Pack"),
+    Fault("past the row", "    if (column >= width) break;\n    if constexpr (ITEMS == 0)", "    if (column > width) break;\n    if constexpr (ITEMS == 0)", "emu.bounds",
+          "past the end of `gain` [1000] bf16, at `gain`[1000]", "return *reinterpret_cast<const Pack"),
+    Fault("row not stored", "    store<T, VEC>(out + row + column, y);\n  }\n}\ntemplate <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>\n__global__ void __launch_bounds__(THREADS) add",
+          "    if (column) store<T, VEC>(out + row + column, y);\n  }\n}\ntemplate <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>\n__global__ void __launch_bounds__(THREADS) add",
+          "emu.incomplete", "`out`[0, 0] of [2, 1000] bf16 was never written", ""),
+    Fault("every block the first row", "const size_t row = (size_t)blockIdx.x * width;\n  const int packs", "const size_t row = 0;\n  const int packs", "emu.conflict",
+          "`residual`[0, 0], which block 0 writes", "return *reinterpret_cast<const Pack"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    source = sources.folder() / "elemwise.cu"
+    found = {fault.name: with_fault(source, tmp_path_factory.mktemp("fault"), fault.text, fault.replacement) for fault in FAULTS}
+    EmulatedDevice().prepare(Launch(str(path), norm().kernel, (1, 1, 1), (32, 1, 1), {}) for path in found.values())
+    return found
+
+
+def norm(source: Path | None = None) -> Launch:
+    rows, width = 2, 1000
+    arrays = {name: Array(name, "read", (rows, width), "bf16") for name in ("x", "residual", "out")}
+    launch = elemwise.rmsnorm(arrays["x"], Array("gain", "read", (width,), "bf16"), arrays["out"], eps=1e-6, residual=arrays["residual"])[0]
+    return Launch(str(source or launch.source), launch.kernel, launch.grid, launch.block, launch.arguments)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found_at_its_line(fault: Fault, planted: dict[str, Path]) -> None:
+    path = planted[fault.name]
+    device = EmulatedDevice(schedule=fault.schedule)
+    memory = {
+        name: device.upload(numbers(1, shape, "bf16", "normal"))
+        for name, shape in (("x", (2, 1000)), ("residual", (2, 1000)), ("gain", (1000,)))
+    }
+    memory["out"] = device.empty((2, 1000), "bf16")
+    with pytest.raises(KernelError) as caught:
+        device.run(norm(path), memory)
+    error = caught.value
+    assert (error.code, fault.says in error.message) == (fault.code, True), f"want {fault.code}: {fault.says}\ngot {error.render()}"
+    if fault.line:
+        assert error.line == line_of(path, fault.line), error.render()
