@@ -117,7 +117,7 @@ class _Pass:
                 self.known.add(value)
                 kept.append(self._within(value, own, bounds[i]))
             elif isinstance(result, np.ndarray) and result.dtype.kind == "f":
-                self.own[value] = result, np.broadcast_to(bounds[i].error, result.shape)
+                self.own[value] = result, self._recorded(result, np.broadcast_to(bounds[i].error, result.shape))
                 kept.append(Running(bounds[i].arithmetic, result, bounds[i].error))
             else:
                 kept.append(result)
@@ -168,9 +168,12 @@ class _Pass:
 
     def _bound(self, point: Point, error: np.ndarray) -> np.ndarray:
         """How far a result of this error may be from what was recorded."""
-        bound = error[:, point.columns]
+        return self._recorded(self.expected[point.name], error[:, point.columns])
+
+    def _recorded(self, array: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """An error with that of recording `array`."""
         recorded = self.operands.arithmetic.recorded
-        return bound + half_spacing(np.abs(self.expected[point.name]).astype(np.float64), recorded) if recorded else bound
+        return error + half_spacing(np.abs(array).astype(np.float64), recorded) if recorded else error
 
     def _within(self, value: int, own: np.ndarray, bound: Running) -> np.ndarray | Running:
         """The original's value, as exact as it was recorded; columns that it does not show keep their errors."""

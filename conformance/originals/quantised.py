@@ -20,7 +20,7 @@ from torch import Tensor
 
 RECIPES = [("e4m3tile128a8", "e4m3"), ("nvfp4", "e4m3"), ("u4g64", "bf16")]  # weights, kv
 MODELS = ["llama31-mini", "llama-tied-mini"]
-TOKENS, GREEDY = 16, 4  # of the mini's prompt; more would make every check slower
+TOKENS, GREEDY = 20, 4  # of the prompt: past a window of 16; more would make every check slower
 # The matrices of a layer, as they are joined by rows before they are encoded: a scale of the whole tensor spans a join.
 MATRICES = [
     ("self_attn.q_proj",), ("self_attn.k_proj",), ("self_attn.v_proj",), ("self_attn.o_proj",), ("mlp.gate_proj", "mlp.up_proj"),
