@@ -99,9 +99,7 @@ def run_isolated(graph: Graph, weights: Mapping[str, Tensor], session: "Session"
 Found = tuple[str, Distance, tuple[np.ndarray, np.ndarray, np.ndarray], str]
 
 
-def _interpreted(
-    graph: Graph, weights: Mapping[str, Tensor], tokens: Sequence[int]
-) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+def _interpreted(graph: Graph, weights: Mapping[str, Tensor], tokens: Sequence[int]) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
     """Every value as the interpreter has it natively, and exactly on those operands, by id."""
     native: dict[int, np.ndarray] = {}
     exact: dict[int, np.ndarray] = {}

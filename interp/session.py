@@ -97,9 +97,7 @@ class Session:
         return self._lengths[sequence]
 
     # -- one pass ------------------------------------------------------------------------------
-    def run(
-        self, batch: Batch, observe: Observer | None = None, inputs: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, np.ndarray]:
+    def run(self, batch: Batch, observe: Observer | None = None, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """One pass over the new tokens of `batch`. Returns the outputs by name: float32 (native) or float64 (exact), ints int32.
 
         observe: called after each node with its results; a tuple that it returns takes their place.

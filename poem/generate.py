@@ -96,8 +96,7 @@ def generate_batch(
     ids = own if sequences is None else sequences
     try:
         active = [
-            _Sequence(index, id, list(prompt), sampling.random(index))
-            for index, (id, prompt) in enumerate(zip(ids, prompts, strict=True))
+            _Sequence(index, id, list(prompt), sampling.random(index)) for index, (id, prompt) in enumerate(zip(ids, prompts, strict=True))
         ]
         for sequence in active:
             _check_prompt(sequence.waiting, session.length(sequence.id), context)

@@ -50,7 +50,8 @@ def attend(
     block = key_block(call.numeric)
     for lane, start, end in inputs.lanes_with_rows:
         visible = call.once(
-            ("visible", lane, window, causal, mask is None), lambda: Visible(inputs, lane, window, causal, mask)  # noqa: B023
+            ("visible", lane, window, causal, mask is None),
+            lambda: Visible(inputs, lane, window, causal, mask),  # noqa: B023
         )
         if selection is not None:
             visible = visible.among(selection[start:end].reshape(end - start, -1), ratio)
@@ -80,9 +81,7 @@ def attend(
 class Visible:
     """Which cells the new rows of one lane may see. Layers share it in a pass, so it remembers its answers."""
 
-    def __init__(
-        self, geometry: Geometry, lane: int, window: int | None, causal: bool, mask: tuple[np.ndarray | None, ...] | None
-    ) -> None:
+    def __init__(self, geometry: Geometry, lane: int, window: int | None, causal: bool, mask: tuple[np.ndarray | None, ...] | None) -> None:
         self.positions = geometry.positions[geometry.qo_indptr[lane] : geometry.qo_indptr[lane + 1]]
         self.length = int(geometry.kv_len[lane])
         self.window, self.causal = window, causal
@@ -214,9 +213,7 @@ def kv_append_shared(call: Call, kv: np.ndarray, cache: Cache, write_page: np.nd
     append(call, cache, {"kv": kv}, write_page, write_offset)
 
 
-def append(
-    call: Call, cache: Cache, values: dict[str, np.ndarray], write_page: np.ndarray | None, write_offset: np.ndarray | None
-) -> None:
+def append(call: Call, cache: Cache, values: dict[str, np.ndarray], write_page: np.ndarray | None, write_offset: np.ndarray | None) -> None:
     """Store one operand [N, width] a plane, by its name, at the rows' own cells or at the slots named.
 
     A named offset outside the page skips its row. Raises PoemError for a page that does not exist and for a slot named twice.
@@ -231,9 +228,7 @@ def append(
     pages_named, offsets = write_page[kept], write_offset[kept]
     bad = np.flatnonzero((pages_named < 0) | (pages_named >= len(row.written)))
     if len(bad):
-        raise call.error(
-            "run.index", f"write_page is {pages_named[bad[0]]}, but there are {len(row.written)} pages", row=int(kept[bad[0]])
-        )
+        raise call.error("run.index", f"write_page is {pages_named[bad[0]]}, but there are {len(row.written)} pages", row=int(kept[bad[0]]))
     slots = pages_named.astype(np.int64) * row.page_size + offsets
     _, firsts = np.unique(slots, return_index=True)
     if len(firsts) < len(slots):

@@ -129,9 +129,7 @@ class Tokenizer:
             model["vocab"] = [[spelling.get(token, token), score] for token, score in vocabulary]
         if model.get("unk_token") in spelling:
             model["unk_token"] = spelling[model["unk_token"]]
-        added = [
-            {**token, "content": spelling.get(token["content"], token["content"])} for token in self._document.get("added_tokens", ())
-        ]
+        added = [{**token, "content": spelling.get(token["content"], token["content"])} for token in self._document.get("added_tokens", ())]
         known = {token["content"] for token in added}
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         added += [

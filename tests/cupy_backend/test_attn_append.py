@@ -112,7 +112,7 @@ FORMS = {
 def turn_of(memory: Memory, name: str, factor: float, inverse: bool) -> tuple[Turn, np.ndarray]:
     """A form as the kernel takes it, and its frequencies."""
     head_dim, rotary, form, part, sections = FORMS[name]
-    pairs, = channel_pairs(head_dim, rotary, form, part, sections)
+    (pairs,) = channel_pairs(head_dim, rotary, form, part, sections)
     table = frequencies(10000.0, rotary, head_dim, form, None, sections).astype(F32)
     columns = position_columns(rotary, form, sections)
     neighbours = pairs.first.step == 2
@@ -127,7 +127,7 @@ def turned(
 ) -> tuple[np.ndarray, np.ndarray]:
     """x after rope in float64 with the angles of float32, and how far float32 may be off: products, a sum, and sine and cosine."""
     head_dim, rotary, form, part, sections = FORMS[name]
-    pairs, = channel_pairs(head_dim, rotary, form, part, sections)
+    (pairs,) = channel_pairs(head_dim, rotary, form, part, sections)
     columns = position_columns(rotary, form, sections)
     at = positions if columns is None else positions[:, columns]
     angles = (at.astype(F32) * table).astype(np.float64)[:, None]

@@ -53,9 +53,7 @@ class Decoder:
         q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         positions = trace.input("positions", ValueType("tokens", 1, "i32"))
         space = trace.add_space(self.kv)
-        y = call(
-            "gather.embed", trace.input("tokens", ValueType("tokens", 1, "i32")), weight("embed", self.vocab, self.hidden), self.vocab
-        )
+        y = call("gather.embed", trace.input("tokens", ValueType("tokens", 1, "i32")), weight("embed", self.vocab, self.hidden), self.vocab)
         for layer in range(self.layers):
             pages = trace.cache_handle(trace.add_kv(space, f"kv.{layer}", [kv_width, kv_width], self.head_dim, True))
             x = norm(y, f"{layer}.attn_norm")

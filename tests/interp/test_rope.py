@@ -245,9 +245,7 @@ def test_longrope_in_auto_is_decided_lane_by_lane() -> None:
 
     def turned(use: str) -> np.ndarray:
         value = scaling.longrope(short, long, 4, 1.5, use)
-        return evaluate(
-            "elemwise.rope", Given(q), None, Given(positions, "i32"), 4, 100.0, scaling=value, mode="exact", lanes=[5, 4]
-        )
+        return evaluate("elemwise.rope", Given(q), None, Given(positions, "i32"), 4, 100.0, scaling=value, mode="exact", lanes=[5, 4])
 
     np.testing.assert_array_equal(turned("auto"), np.concatenate([turned("long")[:5], turned("short")[5:]]))
 

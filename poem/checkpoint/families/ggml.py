@@ -88,6 +88,7 @@ def _dequantised(rows: np.ndarray, tag: str) -> np.ndarray:
 
 def _nibbles(name: str, raw: RawTensor, tensors: tuple[str, ...]) -> Stored:
     text, size, before = NIBBLES[raw.tag]
+
     def codes(start: int, stop: int) -> np.ndarray:
         blocks = _block_rows(raw, start, stop).reshape(-1, size)[:, before:]
         out = np.empty(blocks.shape, np.uint8)  # byte i: elements 2i and 2i + 1 are the low, then the high nibbles of two bytes

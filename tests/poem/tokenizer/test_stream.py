@@ -46,9 +46,7 @@ def test_byte_tokens_and_dropped_first_spaces_stream_right() -> None:
     from tokenizers import decoders, models
 
     backend = Backend(models.BPE(vocab={"▁a": 0, "▁": 1, "<0xE6>": 2, "<0x97>": 3, "<0xA5>": 4}, merges=[], byte_fallback=True))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer = Tokenizer.from_side_files({"tokenizer.json": backend.to_str().encode()})
     for ids in ([0, 0], [1, 0, 1, 1, 0], [0, 2, 3, 4, 2, 3, 4, 0], [2, 3, 4, 0]):
         assert "".join(streamed(tokenizer.decode, ids)) == tokenizer.decode(ids), ids
