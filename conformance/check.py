@@ -80,7 +80,7 @@ def _check_shipped(package: "Package", chosen: "Sequence[Deployment]", options: 
     by_name = {trace.deployment: trace for trace in [*outcome(), *own]}
     report.traces = [by_name[deployment.name] for deployment in chosen]
     if not compared:
-        minis = ", ".join(deployment.model.id for deployment in chosen if deployment.model.mini)
+        minis = ", ".join(dict.fromkeys(deployment.model.id for deployment in chosen if deployment.model.mini))
         report.notes.append(
             (f"no golden beside the package for {minis}" if minis else "no mini model is declared here")
             + f": nothing was compared. To make one: poem-check {options.package} --checkpoint DIR --against transformers "
