@@ -23,16 +23,17 @@ template <int THREADS> POEM_DEVICE float block_sum(float v) {
   __syncthreads();
   v = partial[0];
 #pragma unroll
-  for (int i = 1; i < WARPS; ++i) v += partial[i];   // every thread in the same order: no second barrier is needed
+  for (int i = 1; i < WARPS; ++i) v += partial[i];  // every thread in the same order: no second barrier is needed
   return v;
 }
 template <bool PLUS_ONE, class W> POEM_DEVICE float gain_of(W w) { return PLUS_ONE ? 1.0f + to_float(w) : to_float(w); }
 
 // ----------------------------------------------------------------------------------------------------------------- RMS norms
-// out = rms(x) * w, or rms(residual) * w after residual += x, for one row per block. ITEMS packs of a row stay in the registers of a thread;
-// with ITEMS = 0 the row is read again instead, whatever its width.
+// out = rms(x) * w, or rms(residual) * w after residual += x, for one row per block. ITEMS packs of a row stay in the registers of a
+// thread; with ITEMS = 0 the row is read again instead, whatever its width.
 template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE, bool ADD>
-POEM_DEVICE void norm_row(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
+POEM_DEVICE void norm_row(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain, T* __restrict__ out, int width,
+                          float eps) {
   constexpr int HELD = ITEMS > 0 ? ITEMS : 1;
   const size_t row = (size_t)blockIdx.x * width;
   const int packs = ITEMS > 0 ? ITEMS : (width / VEC + THREADS - 1) / THREADS;
@@ -73,22 +74,20 @@ POEM_DEVICE void norm_row(const T* __restrict__ x, T* __restrict__ residual, con
     store<T, VEC>(out + row + column, y);
   }
 }
-template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>
-__global__ void __launch_bounds__(THREADS) add_rmsnorm(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain,
-                                                       T* __restrict__ out, int width, float eps) {
+template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE> __global__ void __launch_bounds__(THREADS)
+    add_rmsnorm(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
   norm_row<T, W, VEC, ITEMS, THREADS, PLUS_ONE, true>(x, residual, gain, out, width, eps);
 }
-template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>
-__global__ void __launch_bounds__(THREADS) rmsnorm(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
+template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE> __global__ void __launch_bounds__(THREADS)
+    rmsnorm(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
   norm_row<T, W, VEC, ITEMS, THREADS, PLUS_ONE, false>(x, nullptr, gain, out, width, eps);
 }
 
 // Each run of `size` columns on its own, by one warp: out = rms(run) * w, with one gain for all runs. runs counts those of all rows.
-template <class T, class W, int VEC, int ITEMS, bool PLUS_ONE>
-__global__ void __launch_bounds__(256) rmsnorm_per_head(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int runs, int size,
-                                                        float eps) {
+template <class T, class W, int VEC, int ITEMS, bool PLUS_ONE> __global__ void __launch_bounds__(256)
+    rmsnorm_per_head(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int runs, int size, float eps) {
   const int run = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool mine = run < runs;   // a warp without a run still takes part in the sum
+  const bool mine = run < runs;  // a warp without a run still takes part in the sum
   const size_t start = (size_t)run * size;
   float held[ITEMS][VEC];
   float squares = 0.0f;
@@ -120,8 +119,8 @@ __global__ void __launch_bounds__(256) rmsnorm_per_head(const T* __restrict__ x,
 
 // --------------------------------------------------------------------------------------------------------------- gated units
 // out[n, c] = act(x[n, c]) * x[n, inter + c]: x is [rows, 2 inter], the gate in the first half of a row. The grid strides over all packs.
-template <class T, int VEC, Activation ACT>
-__global__ void __launch_bounds__(256) glu(const T* __restrict__ x, T* __restrict__ out, int rows, int inter) {
+template <class T, int VEC, Activation ACT> __global__ void __launch_bounds__(256)
+    glu(const T* __restrict__ x, T* __restrict__ out, int rows, int inter) {
   const int64_t per_row = inter / VEC, packs = rows * per_row;
   for (int64_t p = blockIdx.x * (int64_t)256 + threadIdx.x; p < packs; p += (int64_t)gridDim.x * 256) {
     const int64_t row = p / per_row, column = (p - row * per_row) * VEC;
@@ -135,8 +134,8 @@ __global__ void __launch_bounds__(256) glu(const T* __restrict__ x, T* __restric
 
 // -------------------------------------------------------------------------------------------------------------------- biases
 // out[n, c] = x[n, c] + bias[c].
-template <class T, class W, int VEC>
-__global__ void __launch_bounds__(256) add_bias(const W* __restrict__ bias, const T* __restrict__ x, T* __restrict__ out, int rows, int width) {
+template <class T, class W, int VEC> __global__ void __launch_bounds__(256)
+    add_bias(const W* __restrict__ bias, const T* __restrict__ x, T* __restrict__ out, int rows, int width) {
   const int64_t per_row = width / VEC, packs = rows * per_row;
   for (int64_t p = blockIdx.x * (int64_t)256 + threadIdx.x; p < packs; p += (int64_t)gridDim.x * 256) {
     const int64_t column = p % per_row * VEC;
@@ -153,10 +152,9 @@ __global__ void __launch_bounds__(256) add_bias(const W* __restrict__ bias, cons
 // Form half: channels i and i + rotary/2 of each head turn by the angle position * frequencies[i]; channels from `rotary` on are copied.
 // One block per row: angles are shared by all heads of q and k. `sign` is -1 for the inverse turn; k may have no heads.
 // Dynamic shared memory: rotary/2 pairs of floats.
-template <class T, int VEC>
-__global__ void __launch_bounds__(256) rope_half(const T* __restrict__ q, const T* __restrict__ k, const int* __restrict__ positions,
-                                                 const float* __restrict__ frequencies, T* __restrict__ q_out, T* __restrict__ k_out, int q_heads,
-                                                 int k_heads, int head_dim, int rotary, float factor, float sign) {
+template <class T, int VEC> __global__ void __launch_bounds__(256)
+    rope_half(const T* __restrict__ q, const T* __restrict__ k, const int* __restrict__ positions, const float* __restrict__ frequencies,
+              T* __restrict__ q_out, T* __restrict__ k_out, int q_heads, int k_heads, int head_dim, int rotary, float factor, float sign) {
   POEM_DYNAMIC_SHARED(memory);
   float2* const turns = reinterpret_cast<float2*>(memory);
   const int half = rotary / 2;
@@ -169,7 +167,8 @@ __global__ void __launch_bounds__(256) rope_half(const T* __restrict__ q, const 
   for (int p = threadIdx.x; p < (q_heads + k_heads) * per_head; p += 256) {
     const int head = p / per_head, i = (p - head * per_head);
     const bool is_q = head < q_heads;
-    const size_t start = is_q ? ((size_t)blockIdx.x * q_heads + head) * head_dim : ((size_t)blockIdx.x * k_heads + head - q_heads) * head_dim;
+    const size_t start =
+        is_q ? ((size_t)blockIdx.x * q_heads + head) * head_dim : ((size_t)blockIdx.x * k_heads + head - q_heads) * head_dim;
     const T* const from = (is_q ? q : k) + start;
     T* const to = (is_q ? q_out : k_out) + start;
     if (i >= pairs) {

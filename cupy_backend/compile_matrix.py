@@ -1,4 +1,4 @@
-"""Every kernel for every architecture, without a GPU: does it compile, what does it take, and does it use the instructions it is written for?
+"""Every kernel for every architecture, without a GPU: does it compile, what does it take, does it use the instructions it is meant to?
 
 python -m cupy_backend.compile_matrix            all representative launches, all architectures, every NVRTC that is installed
 python -m cupy_backend.compile_matrix elemwise   those of one file
@@ -187,10 +187,14 @@ def representative() -> list[Launch]:
     def array(name: str, *shape: int, dtype: str = "bf16") -> Array:
         return Array(name, "read", shape, dtype)
 
-    for width, dtype, gain, plus_one in ((4096, "bf16", "bf16", False), (5376, "bf16", "f32", True), (2880, "f16", "f16", False), (576, "f32", "f32", False), (1001, "bf16", "bf16", False), (65536, "bf16", "bf16", False)):  # fmt: skip
+    norms = [
+        (4096, "bf16", "bf16", False), (5376, "bf16", "f32", True), (2880, "f16", "f16", False), (576, "f32", "f32", False),
+        (1001, "bf16", "bf16", False), (65536, "bf16", "bf16", False),
+    ]  # fmt: skip
+    for width, dtype, gain, plus_one in norms:
         x, w, out = array("x", rows, width, dtype=dtype), array("w", width, dtype=gain), array("out", rows, width, dtype=dtype)
-        for residual in (None, array("residual", rows, width, dtype=dtype)):
-            launches += elemwise.rmsnorm(x, w, out, eps=1e-6, plus_one=plus_one, residual=residual)
+        residual = None if plus_one or dtype == "f16" else array("residual", rows, width, dtype=dtype)
+        launches += elemwise.rmsnorm(x, w, out, eps=1e-6, plus_one=plus_one, residual=residual)
     for head_dim, plus_one in ((128, False), (256, True), (96, False)):
         x, out = array("x", rows, 8 * head_dim), array("out", rows, 8 * head_dim)
         launches += elemwise.rmsnorm_per_head(x, array("w", head_dim), out, head_dim=head_dim, eps=1e-6, plus_one=plus_one)
@@ -199,7 +203,8 @@ def representative() -> list[Launch]:
     launches += elemwise.add_bias(array("b", 4096, dtype="f32"), array("x", rows, 4096), array("out", rows, 4096), arch="sm_90a")
     positions, frequencies = array("positions", rows, dtype="i32"), array("frequencies", 64, dtype="f32")
     q, k = array("q", rows, 32 * 128), array("k", rows, 8 * 128)
-    launches += elemwise.rope_half(q, k, positions, frequencies, array("q_out", rows, 4096), array("k_out", rows, 1024), head_dim=128, factor=1.0, inverse=False)  # fmt: skip
+    q_out, k_out = array("q_out", rows, 32 * 128), array("k_out", rows, 8 * 128)
+    launches += elemwise.rope_half(q, k, positions, frequencies, q_out, k_out, head_dim=128, factor=1.0, inverse=False)
     return launches
 
 

@@ -28,7 +28,8 @@ inline float element_value(Format format, uint32_t bits) {
 //
 // 16-bit elements: the exact sum, rounded once, which no tensor core does better. 8-bit elements: all terms, the old d among them, are cut
 // to `fp8_bits` bits below the leading bit of the largest one before they are added, as Ada and Hopper do; 0 keeps all bits.
-template <int STRIDE> __attribute__((optimize("O3"))) void multiply_row(int n, int k, const float* x, const float (*b)[STRIDE], float* d, Format format) {
+template <int STRIDE>
+__attribute__((optimize("O3"))) void multiply_row(int n, int k, const float* x, const float (*b)[STRIDE], float* d, Format format) {
   if (is_wide(format) || !machine.fp8_bits) {
     double sum[STRIDE];
     for (int j = 0; j < n; ++j) sum[j] = d[j];
@@ -47,7 +48,7 @@ template <int STRIDE> __attribute__((optimize("O3"))) void multiply_row(int n, i
   }
   for (int i = 0; i < k; ++i)
     for (int j = 0; j < n; ++j) {
-      const float size = std::fabs(x[i] * b[i][j]);   // exact: 4-bit significands
+      const float size = std::fabs(x[i] * b[i][j]);  // exact: 4-bit significands
       not_finite[j] |= !(size <= FLT_MAX);
       largest[j] = size > largest[j] ? size : largest[j];
     }

@@ -39,7 +39,8 @@ static void land(Block& b, const Copy& c, Actor actor) {
 void cp_async(uint32_t target, const void* source, uint32_t size, uint32_t bytes, Site site) {
   Fiber& me = *machine.current;
   if (target % size) fail("emu.misaligned", concat("cp.async of ", size, " bytes to shared address ", target), site);
-  if (reinterpret_cast<uintptr_t>(source) % size) fail("emu.misaligned", concat("cp.async of ", size, " bytes from a source that is not aligned to them"), site);
+  if (reinterpret_cast<uintptr_t>(source) % size)
+    fail("emu.misaligned", concat("cp.async of ", size, " bytes from a source that is not aligned to them"), site);
   if (bytes > size) fail("emu.protocol", concat("cp.async of ", bytes, " bytes out of ", size), site);
   shared_bounds(*me.block, target, size, site);
   if (machine.check) {
@@ -49,7 +50,7 @@ void cp_async(uint32_t target, const void* source, uint32_t size, uint32_t bytes
   const Copy copy{target, source, size, bytes, site};
   const bool late = machine.timing == Timing::late || (machine.timing == Timing::random && random_bits() % 2);
   if (late) memset(me.block->arena + target, 0xff, size);
-  else {   // early: the bytes are there at once, but only the wait makes them ours
+  else {  // early: the bytes are there at once, but only the wait makes them ours
     memcpy(me.block->arena + target, source, bytes);
     memset(me.block->arena + target + bytes, 0, size - bytes);
   }
@@ -92,7 +93,8 @@ Mbarrier& mbarrier_at(Block& b, uint32_t offset, Site site) {
 static Mbarrier& used_mbarrier(Block& b, uint32_t offset, Site site) {
   Mbarrier& m = mbarrier_at(b, offset, site);
   if (machine.check && !known(*machine.current, m.initialised))
-    fail("emu.race", concat("an mbarrier is used without a barrier after its initialisation by ", name_of_actor(m.initialised.actor)), site);
+    fail("emu.race", concat("an mbarrier is used without a barrier after its initialisation by ", name_of_actor(m.initialised.actor)),
+         site);
   return m;
 }
 // A copy that completes on this mbarrier: its writes are ordered before whoever waits for the phase. Returns its clock.
@@ -108,7 +110,7 @@ void mbarrier_init(uint32_t bar, uint32_t count, Site site) {
   for (Mbarrier& m : b.mbarriers)
     if (m.offset == bar) fail("emu.protocol", "an mbarrier is initialised twice", site);
   if (b.mbarriers.size() == MAX_MBARRIERS) fail("emu.protocol", concat("more than ", MAX_MBARRIERS, " mbarriers in a block"), site);
-  if (b.mbarriers.empty()) b.mbarriers.reserve(MAX_MBARRIERS);   // references stay valid
+  if (b.mbarriers.empty()) b.mbarriers.reserve(MAX_MBARRIERS);  // references stay valid
   Mbarrier m{};
   m.offset = bar;
   m.count = m.pending = count;

@@ -1,8 +1,8 @@
 // check_global.cpp: every access to global memory against the arguments of the launch, and the hooks through which accesses arrive.
 //
-// Blocks may run in any order, so no block may touch what another one wrote in the same launch, unless it learned of it: a block's life is cut into
-// intervals, a release (an atomic after __threadfence, or one with release semantics) ends one, and who acquires through the same address
-// knows the intervals that were published there.
+// Blocks may run in any order, so no block may touch what another one wrote in the same launch, unless it learned of it: a block's life is
+// cut into intervals, a release (an atomic after __threadfence, or one with release semantics) ends one, and who acquires through the same
+// address knows the intervals that were published there.
 #include <algorithm>
 #include <dlfcn.h>
 
@@ -18,7 +18,7 @@ static std::string element(const Range& r, uintptr_t address) {
   uint64_t index = (address - r.low) * 8 / r.element_bits;
   std::vector<uint64_t> at(r.shape.size());
   for (size_t axis = r.shape.size(); axis-- > 0;) {
-    const uint64_t extent = axis ? std::max<uint64_t>(r.shape[axis], 1) : ~0ull;   // the first axis runs on past its end
+    const uint64_t extent = axis ? std::max<uint64_t>(r.shape[axis], 1) : ~0ull;  // the first axis runs on past its end
     at[axis] = index % extent;
     index /= extent;
   }
@@ -91,8 +91,10 @@ static Range& checked_range(uintptr_t address, uint32_t bytes, bool write, Place
   if (write && (r->direction == Direction::read || r->direction == Direction::constant))
     fail("emu.read-only", concat("write to ", element(*r, address), ", which this launch only reads"), place);
   if (machine.overlaps && !machine.current->dependency_waited && r->direction != Direction::constant)
-    fail("emu.dependency", concat(write ? "write to " : "read of ", element(*r, address),
-                                  " before grid_dependency_wait, in a launch that overlaps its predecessor"), place);
+    fail("emu.dependency",
+         concat(write ? "write to " : "read of ", element(*r, address),
+                " before grid_dependency_wait, in a launch that overlaps its predecessor"),
+         place);
   return *r;
 }
 static void use(Range& r, uintptr_t address, uint32_t bytes, bool write, Place place) {
@@ -102,13 +104,17 @@ static void use(Range& r, uintptr_t address, uint32_t bytes, bool write, Place p
       uint32_t& writer = r.writer[i];
       uint32_t& reader = r.reader[i];
       if (writer && !known_interval(b, writer))
-        fail("emu.conflict", concat(write ? "write to " : "read of ", element(r, r.low + i), ", which block ", block_of_interval(writer),
-                                    " writes in the same launch"), place);
+        fail("emu.conflict",
+             concat(write ? "write to " : "read of ", element(r, r.low + i), ", which block ", block_of_interval(writer),
+                    " writes in the same launch"),
+             place);
       if (write) {
         if (reader && (reader == SEVERAL || !known_interval(b, reader)))
-          fail("emu.conflict", concat("write to ", element(r, r.low + i), ", which ",
-                                      reader == SEVERAL ? std::string("several blocks read") : concat("block ", block_of_interval(reader), " reads"),
-                                      " in the same launch"), place);
+          fail("emu.conflict",
+               concat("write to ", element(r, r.low + i), ", which ",
+                      reader == SEVERAL ? std::string("several blocks read") : concat("block ", block_of_interval(reader), " reads"),
+                      " in the same launch"),
+               place);
         writer = b.interval;
         reader = 0;
       } else {
@@ -130,14 +136,16 @@ void check_constant(const void* p, size_t bytes, Site site) {
   if (address % bytes) fail("emu.misaligned", concat("load of ", bytes, " bytes from an address that is not aligned to them"), site);
   Range* r = range_of(address, bytes);
   if (r && !r->writer.empty())
-    fail("emu.read-only", concat("load_constant and load_streaming are for memory that the launch does not write, and it writes `", r->name, "`"), site);
+    fail("emu.read-only",
+         concat("load_constant and load_streaming are for memory that the launch does not write, and it writes `", r->name, "`"), site);
 }
 bool outputs_complete() {
   for (const Range& r : machine.ranges) {
     if (r.direction != Direction::write) continue;
     const auto missing = std::find(r.written.begin(), r.written.end(), 0);
     if (missing == r.written.end()) continue;
-    machine.error = {"emu.incomplete", concat(element(r, r.low + (missing - r.written.begin())), " of ", shape_of(r), " was never written"), "", {}, -1};
+    machine.error = {
+        "emu.incomplete", concat(element(r, r.low + (missing - r.written.begin())), " of ", shape_of(r), " was never written"), "", {}, -1};
     return false;
   }
   return true;
@@ -159,7 +167,8 @@ void atomic_begin(const void* p, size_t bytes, Order order, bool writes, Site si
   Block& b = *m.current->block;
   Range& r = checked_range(address, bytes, writes, site);
   for (size_t i = 0; i < bytes && !r.written.empty(); ++i)
-    if (!r.written[address - r.low + i]) fail("emu.unwritten", concat("atomic on ", element(r, address), ", which nobody has written"), site);
+    if (!r.written[address - r.low + i])
+      fail("emu.unwritten", concat("atomic on ", element(r, address), ", which nobody has written"), site);
   // The release comes first, so that what this access publishes is not what it acquires.
   const auto heard = m.published[address];
   if (order == Order::release || order == Order::both || (order == Order::relaxed && writes && b.fenced_writes)) {
@@ -194,7 +203,7 @@ void on_access(const void* p, uint32_t bytes, bool write, Place place) {
   }
   if (!range_of(address, bytes)) {
     Dl_info info;
-    if (dladdr(p, &info) && info.dli_fname) return;   // a constant of the kernel's own code
+    if (dladdr(p, &info) && info.dli_fname) return;  // a constant of the kernel's own code
   }
   global_access(address, bytes, write, place);
 }
@@ -205,33 +214,40 @@ void on_access(const void* p, uint32_t bytes, bool write, Place place) {
 using poem::emu::on_access;
 static void aligned_access(const void* p, uint32_t bytes, bool write, const void* pc) {
   if (poem::emu::machine.check && poem::emu::machine.current && reinterpret_cast<uintptr_t>(p) % bytes)
-    poem::emu::fail("emu.misaligned", poem::emu::concat(write ? "write" : "read", " of ", bytes, " bytes at an address that is not aligned to them"), pc);
+    poem::emu::fail("emu.misaligned",
+                    poem::emu::concat(write ? "write" : "read", " of ", bytes, " bytes at an address that is not aligned to them"), pc);
   on_access(p, bytes, write, pc);
 }
 extern "C" {
-#define POEM_HOOKS(n)                                                                                                 \
-  void __tsan_read##n(void* p) { aligned_access(p, n, false, __builtin_return_address(0)); }                          \
-  void __tsan_write##n(void* p) { aligned_access(p, n, true, __builtin_return_address(0)); }                          \
-  void __tsan_unaligned_read##n(void* p) { on_access(p, n, false, __builtin_return_address(0)); }                     \
+#define POEM_HOOKS(n)                                                                             \
+  void __tsan_read##n(void* p) { aligned_access(p, n, false, __builtin_return_address(0)); }      \
+  void __tsan_write##n(void* p) { aligned_access(p, n, true, __builtin_return_address(0)); }      \
+  void __tsan_unaligned_read##n(void* p) { on_access(p, n, false, __builtin_return_address(0)); } \
   void __tsan_unaligned_write##n(void* p) { on_access(p, n, true, __builtin_return_address(0)); }
+// clang-format off
 POEM_HOOKS(1) POEM_HOOKS(2) POEM_HOOKS(4) POEM_HOOKS(8) POEM_HOOKS(16)
+// clang-format on
 #undef POEM_HOOKS
-void __tsan_read_range(void* p, size_t n) { on_access(p, n, false, __builtin_return_address(0)); }
+    void __tsan_read_range(void* p, size_t n) {
+  on_access(p, n, false, __builtin_return_address(0));
+}
 void __tsan_write_range(void* p, size_t n) { on_access(p, n, true, __builtin_return_address(0)); }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
-// Called, by -fsanitize=alignment, where a pointer to a type of this alignment is misaligned: loads of vectors may be split before they are counted.
+// Called, by -fsanitize=alignment, where a pointer to a type of this alignment is misaligned: loads of vectors may be split before they are
+// counted.
 struct PointerUse {
   const char* file;
   uint32_t line, column;
-  const char* type;   // after two numbers of 16 bits, its name
+  const char* type;  // after two numbers of 16 bits, its name
   uint8_t log_alignment, kind;
 };
 void __ubsan_handle_type_mismatch_v1(PointerUse* use, void*) {
-  poem::emu::fail("emu.misaligned", poem::emu::concat("an access through a pointer to ", use->type + 4, ", which must be aligned to ",
-                                                      1 << use->log_alignment, " bytes"),
-                  poem::emu::Site{use->file, (int)use->line});
+  poem::emu::fail(
+      "emu.misaligned",
+      poem::emu::concat("an access through a pointer to ", use->type + 4, ", which must be aligned to ", 1 << use->log_alignment, " bytes"),
+      poem::emu::Site{use->file, (int)use->line});
 }
 }

@@ -42,7 +42,8 @@ template <class Judge> static void for_cells(Block& b, uint32_t offset, uint32_t
   }
 }
 static std::string at(const Block& b, uint32_t offset) {
-  const std::string where = offset >= DYNAMIC ? concat("dynamic shared memory + ", offset - DYNAMIC) : concat("static shared memory + ", offset);
+  const std::string where =
+      offset >= DYNAMIC ? concat("dynamic shared memory + ", offset - DYNAMIC) : concat("static shared memory + ", offset);
   return machine.cluster > 1 ? concat(where, " of block ", b.rank, " of the cluster") : where;
 }
 Actor as_self(Fiber& f) { return {&f, {f.actor, f.clock}}; }
@@ -50,7 +51,8 @@ Actor as_self(Fiber& f) { return {&f, {f.actor, f.clock}}; }
 void shared_bounds(Block& b, uint32_t offset, uint32_t bytes, Place place) {
   const bool inside = offset >= DYNAMIC ? offset + bytes <= DYNAMIC + machine.dynamic_bytes : offset + bytes <= machine.static_bytes;
   if (inside) return;
-  if (offset >= DYNAMIC) fail("emu.bounds", concat("access of ", bytes, " bytes at ", at(b, offset), ", which has ", machine.dynamic_bytes), place);
+  if (offset >= DYNAMIC)
+    fail("emu.bounds", concat("access of ", bytes, " bytes at ", at(b, offset), ", which has ", machine.dynamic_bytes), place);
   fail("emu.bounds", concat("access of ", bytes, " bytes at ", at(b, offset), ", past what is declared"), place);
 }
 static void remember_read(Block& b, uint32_t offset, Cell& c, Stamp s, const Fiber* viewer) {
@@ -84,10 +86,13 @@ static void forget_reads(Block& b, uint32_t offset, Cell& c) {
   c.readers = 0;
 }
 static void check_readable(Block& b, uint32_t offset, const Cell& c, const Fiber& viewer, const char* what, Place place) {
-  if (c.pending) fail("emu.async", concat(what, " of shared memory that a cp.async fills and nobody has waited for, at ", at(b, offset)), place);
+  if (c.pending)
+    fail("emu.async", concat(what, " of shared memory that a cp.async fills and nobody has waited for, at ", at(b, offset)), place);
   if (!c.written) fail("emu.unwritten", concat(what, " of shared memory that was never written, at ", at(b, offset)), place);
   if (!known(viewer, c.write))
-    fail("emu.race", concat(what, " of shared memory that ", name_of_actor(c.write.actor), " wrote, with no barrier between, at ", at(b, offset)), place);
+    fail("emu.race",
+         concat(what, " of shared memory that ", name_of_actor(c.write.actor), " wrote, with no barrier between, at ", at(b, offset)),
+         place);
 }
 
 void shared_read(Block& b, uint32_t offset, uint32_t bytes, Actor actor, Place place) {
@@ -96,7 +101,10 @@ void shared_read(Block& b, uint32_t offset, uint32_t bytes, Actor actor, Place p
     check_readable(b, i, c, *actor.viewer, "read", place);
     if (c.atomic) {
       if (const Stamp* s = unknown_read(b, i, c, *actor.viewer))
-        fail("emu.race", concat("read of shared memory that ", name_of_actor(s->actor), " changes by an atomic, with no barrier between, at ", at(b, i)), place);
+        fail(
+            "emu.race",
+            concat("read of shared memory that ", name_of_actor(s->actor), " changes by an atomic, with no barrier between, at ", at(b, i)),
+            place);
       c.atomic = 0;
       forget_reads(b, i, c);
     }
@@ -107,14 +115,21 @@ void shared_write(Block& b, uint32_t offset, uint32_t bytes, Actor actor, Place 
   shared_bounds(b, offset, bytes, place);
   const Fiber& viewer = *actor.viewer;
   for_cells(b, offset, bytes, [&](Cell& c, uint32_t i) {
-    if (c.pending) fail("emu.async", concat("write to shared memory that a cp.async fills and nobody has waited for, at ", at(b, i)), place);
-    if (c.async_readers) fail("emu.async", concat("write to shared memory that an unfinished wgmma or bulk store reads, at ", at(b, i)), place);
+    if (c.pending)
+      fail("emu.async", concat("write to shared memory that a cp.async fills and nobody has waited for, at ", at(b, i)), place);
+    if (c.async_readers)
+      fail("emu.async", concat("write to shared memory that an unfinished wgmma or bulk store reads, at ", at(b, i)), place);
     if (c.written && !known(viewer, c.write))
-      fail("emu.race", concat("write to shared memory that ", name_of_actor(c.write.actor), " wrote, with no barrier between, at ", at(b, i)), place);
+      fail("emu.race",
+           concat("write to shared memory that ", name_of_actor(c.write.actor), " wrote, with no barrier between, at ", at(b, i)), place);
     if (const Stamp* s = unknown_read(b, i, c, viewer))
-      fail("emu.race", concat("write to shared memory that ", name_of_actor(s->actor), " reads, with no barrier between, at ", at(b, i)), place);
+      fail("emu.race", concat("write to shared memory that ", name_of_actor(s->actor), " reads, with no barrier between, at ", at(b, i)),
+           place);
     if (actor.async && c.written && c.generic && !known_to_proxy(viewer, c.write))
-      fail("emu.fence", concat("a copy overwrites shared memory that ", name_of_actor(c.write.actor), " wrote, without fence_async_proxy between, at ", at(b, i)), place);
+      fail("emu.fence",
+           concat("a copy overwrites shared memory that ", name_of_actor(c.write.actor), " wrote, without fence_async_proxy between, at ",
+                  at(b, i)),
+           place);
     forget_reads(b, i, c);
     c.write = actor.stamp;
     c.written = 1;
@@ -130,7 +145,8 @@ void shared_atomic(Block& b, uint32_t offset, uint32_t bytes, Place place) {
     check_readable(b, i, c, me, "atomic", place);
     if (!c.atomic) {
       if (const Stamp* s = unknown_read(b, i, c, me))
-        fail("emu.race", concat("atomic on shared memory that ", name_of_actor(s->actor), " reads, with no barrier between, at ", at(b, i)), place);
+        fail("emu.race", concat("atomic on shared memory that ", name_of_actor(s->actor), " reads, with no barrier between, at ", at(b, i)),
+             place);
       forget_reads(b, i, c);
       c.atomic = 1;
     }
@@ -143,11 +159,15 @@ void pending_begin(Block& b, uint32_t offset, uint32_t bytes, Place place) {
   Fiber& me = *machine.current;
   for_cells(b, offset, bytes, [&](Cell& c, uint32_t i) {
     if (c.pending) fail("emu.async", concat("cp.async to shared memory that another cp.async fills, at ", at(b, i)), place);
-    if (c.async_readers) fail("emu.async", concat("cp.async to shared memory that an unfinished wgmma or bulk store reads, at ", at(b, i)), place);
+    if (c.async_readers)
+      fail("emu.async", concat("cp.async to shared memory that an unfinished wgmma or bulk store reads, at ", at(b, i)), place);
     if (c.written && !known(me, c.write))
-      fail("emu.race", concat("cp.async to shared memory that ", name_of_actor(c.write.actor), " wrote, with no barrier between, at ", at(b, i)), place);
+      fail("emu.race",
+           concat("cp.async to shared memory that ", name_of_actor(c.write.actor), " wrote, with no barrier between, at ", at(b, i)),
+           place);
     if (const Stamp* s = unknown_read(b, i, c, me))
-      fail("emu.race", concat("cp.async to shared memory that ", name_of_actor(s->actor), " reads, with no barrier between, at ", at(b, i)), place);
+      fail("emu.race", concat("cp.async to shared memory that ", name_of_actor(s->actor), " reads, with no barrier between, at ", at(b, i)),
+           place);
     c.pending = 1;
   });
 }
@@ -160,7 +180,10 @@ void async_read_begin(Block& b, uint32_t offset, uint32_t bytes, Fiber* const* v
     for (int v = 0; v < count; ++v) {
       check_readable(b, i, c, *viewers[v], what.c_str(), place);
       if (c.generic && !known_to_proxy(*viewers[v], c.write))
-        fail("emu.fence", concat(what, " of shared memory that ", name_of_actor(c.write.actor), " wrote, without fence_async_proxy between, at ", at(b, i)), place);
+        fail("emu.fence",
+             concat(what, " of shared memory that ", name_of_actor(c.write.actor), " wrote, without fence_async_proxy between, at ",
+                    at(b, i)),
+             place);
     }
     ++c.async_readers;
   });

@@ -30,10 +30,14 @@ int block_barrier(Reduce reduce, int predicate, Site site) {
   if (++b.waiting == b.live) release_block(b);
   else wait_as(State::block_barrier, "__syncthreads", site);
   switch (reduce) {
-    case Reduce::any: return b.reduced_any;
-    case Reduce::all: return b.reduced_count == machine.threads;
-    case Reduce::count: return b.reduced_count;
-    default: return 0;
+    case Reduce::any:
+      return b.reduced_any;
+    case Reduce::all:
+      return b.reduced_count == machine.threads;
+    case Reduce::count:
+      return b.reduced_count;
+    default:
+      return 0;
   }
 }
 
@@ -43,7 +47,8 @@ void leave(Fiber& f) {
   --b.live;
   if (b.waiting) fail("emu.divergence", concat("a thread exits while ", b.waiting, " others wait in __syncthreads"), b.barrier_site);
   if (!f.stores.empty() || !f.store_groups.empty())
-    fail("emu.protocol", "a thread exits before its bulk stores have read shared memory: bulk_commit and bulk_wait_read<0> are missing", f.site);
+    fail("emu.protocol", "a thread exits before its bulk stores have read shared memory: bulk_commit and bulk_wait_read<0> are missing",
+         f.site);
   --machine.cluster_live;
 }
 
@@ -87,42 +92,59 @@ void wake_lanes(unsigned mask) {
 void warp_barrier(unsigned mask, Site site) {
   Fiber* first = machine.current - machine.current->lane;
   char none = 0;
-  collective(mask, "__syncwarp", &none, 0, &none, 0, [first, mask](Collective&) {
-    if (!machine.check) return;
-    Knowledge all;
-    for (int l = 0; l < 32; ++l) if (mask >> l & 1) release(first[l], all);
-    for (int l = 0; l < 32; ++l) if (mask >> l & 1) acquire(first[l], all);
-  }, site);
+  collective(
+      mask, "__syncwarp", &none, 0, &none, 0,
+      [first, mask](Collective&) {
+        if (!machine.check) return;
+        Knowledge all;
+        for (int l = 0; l < 32; ++l)
+          if (mask >> l & 1) release(first[l], all);
+        for (int l = 0; l < 32; ++l)
+          if (mask >> l & 1) acquire(first[l], all);
+      },
+      site);
 }
 uint64_t shuffle(Shuffle kind, unsigned mask, uint64_t value, int argument, int width, Site site) {
   static const char* const names[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync"};
-  struct Slot { uint64_t value; int argument, width; } in{value, argument, width};
+  struct Slot {
+    uint64_t value;
+    int argument, width;
+  } in{value, argument, width};
   uint64_t out;
-  collective(mask, names[(int)kind], &in, sizeof in, &out, sizeof out, [kind, mask, site](Collective& c) {
-    Slot given[32];
-    for (int l = 0; l < 32; ++l) memcpy(&given[l], c.slots[l], sizeof(Slot));
-    for (int l = 0; l < 32; ++l) {
-      if (!(mask >> l & 1)) continue;
-      const int width = given[l].width, base = l & ~(width - 1), by = given[l].argument;
-      int from = kind == Shuffle::index ? base + (by & (width - 1)) : kind == Shuffle::up ? l - by : kind == Shuffle::down ? l + by : l ^ by;
-      if (from < base || from >= base + width) from = l;
-      if (!(mask >> from & 1)) fail("emu.divergence", concat("a shuffle reads lane ", from, ", which is not in its mask"), site);
-      memcpy(c.slots[l], &given[from].value, 8);
-    }
-  }, site);
+  collective(
+      mask, names[(int)kind], &in, sizeof in, &out, sizeof out,
+      [kind, mask, site](Collective& c) {
+        Slot given[32];
+        for (int l = 0; l < 32; ++l) memcpy(&given[l], c.slots[l], sizeof(Slot));
+        for (int l = 0; l < 32; ++l) {
+          if (!(mask >> l & 1)) continue;
+          const int width = given[l].width, base = l & ~(width - 1), by = given[l].argument;
+          int from = kind == Shuffle::index  ? base + (by & (width - 1))
+                     : kind == Shuffle::up   ? l - by
+                     : kind == Shuffle::down ? l + by
+                                             : l ^ by;
+          if (from < base || from >= base + width) from = l;
+          if (!(mask >> from & 1)) fail("emu.divergence", concat("a shuffle reads lane ", from, ", which is not in its mask"), site);
+          memcpy(c.slots[l], &given[from].value, 8);
+        }
+      },
+      site);
   return out;
 }
 unsigned ballot(unsigned mask, bool predicate, Site site) {
   unsigned in = predicate, out;
-  collective(mask, "a vote", &in, sizeof in, &out, sizeof out, [mask](Collective& c) {
-    unsigned all = 0, one;
-    for (int l = 0; l < 32; ++l)
-      if (mask >> l & 1) {
-        memcpy(&one, c.slots[l], sizeof one);
-        all |= one << l;
-      }
-    for (auto& slot : c.slots) memcpy(slot, &all, sizeof all);
-  }, site);
+  collective(
+      mask, "a vote", &in, sizeof in, &out, sizeof out,
+      [mask](Collective& c) {
+        unsigned all = 0, one;
+        for (int l = 0; l < 32; ++l)
+          if (mask >> l & 1) {
+            memcpy(&one, c.slots[l], sizeof one);
+            all |= one << l;
+          }
+        for (auto& slot : c.slots) memcpy(slot, &all, sizeof all);
+      },
+      site);
   return out;
 }
 bool elect_lane(Site site) {
@@ -200,7 +222,7 @@ void cluster_arrive(Site site) {
   m.cluster_done = std::move(m.cluster_open);
   m.cluster_open = {};
   if (m.check) order_cluster();
-  for (int i = 0; i < m.threads * m.cluster; ++i)   // beyond lie fibers of earlier launches, in whatever state they were left
+  for (int i = 0; i < m.threads * m.cluster; ++i)  // beyond lie fibers of earlier launches, in whatever state they were left
     if (m.fibers[i].state == State::cluster_barrier) wake(m.fibers[i]);
 }
 void cluster_wait(Site site) {
@@ -214,14 +236,14 @@ void cluster_wait(Site site) {
 // -------------------------------------------------------------------------------------------------------------- registers
 void set_registers(int count, Site site) {
   Fiber& me = *machine.current;
-  constexpr int FILE = 64 << 10;   // registers of a multiprocessor
+  constexpr int FILE = 64 << 10;  // registers of a multiprocessor
   char none = 0;
   collective(~0u, "setmaxnreg", &none, 0, &none, 0, [](Collective&) {}, site);
   me.block->warpgroups[me.id / 128].registers = count;
   int total = 0;
   for (int g = 0; g < machine.threads / 128; ++g) {
     const int asked = me.block->warpgroups[g].registers;
-    if (!asked) return;   // its budget is the compiler's choice
+    if (!asked) return;  // its budget is the compiler's choice
     total += 128 * asked;
   }
   if (total > FILE) fail("emu.protocol", concat("the warpgroups ask for ", total, " registers together, and there are ", FILE), site);

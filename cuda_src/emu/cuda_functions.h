@@ -56,7 +56,7 @@ template <class T> inline T atomicCAS(T* p, T compare, T v POEM_SITE) {
 }
 
 // --------------------------------------------------------------------------------------------------------------- numbers
-extern "C" {   // as <math.h> declares them; at most 1 unit in the last place off in glibc, where CUDA's may be 2
+extern "C" {  // as <math.h> declares them; at most 1 unit in the last place off in glibc, where CUDA's may be 2
 float sqrtf(float) noexcept;
 float fmaf(float, float, float) noexcept;
 float fabsf(float) noexcept;

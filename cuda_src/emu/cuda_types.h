@@ -1,6 +1,7 @@
 // cuda_types.h: the vector types that NVRTC knows without a header.
 #pragma once
 
+// clang-format off
 struct uint3 { unsigned x, y, z; };
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 struct alignas(4) uchar4 { unsigned char x, y, z, w; };
@@ -10,6 +11,7 @@ struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
+// clang-format on
 
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }

@@ -22,9 +22,9 @@
 #define POEM_SITE_ONLY ::poem::emu::Site site = {__builtin_FILE(), __builtin_LINE()}
 #define POEM_SITE , POEM_SITE_ONLY
 // All shared memory lies in one arena for each block, so that it can be filled, guarded and watched. A declaration is known by its tag.
-#define POEM_SHARED(T, name, dims)                                                                   \
-  using name##_type = T dims;                                                                        \
-  static const char name##_tag = 0;                                                                  \
+#define POEM_SHARED(T, name, dims)  \
+  using name##_type = T dims;       \
+  static const char name##_tag = 0; \
   name##_type& name = *reinterpret_cast<name##_type*>(::poem::emu::static_shared(&name##_tag, sizeof(name##_type)))
 #define POEM_DYNAMIC_SHARED(name) uint8_t* name = ::poem::emu::dynamic_shared()
 
@@ -38,7 +38,7 @@ struct BuiltIns {
   uint3 thread, block;
   dim3 block_dim, grid_dim;
 };
-extern BuiltIns built_ins;   // of the running thread
+extern BuiltIns built_ins;  // of the running thread
 
 // Shared memory.
 void* static_shared(const void* tag, size_t bytes);
@@ -142,9 +142,15 @@ template <class T, class Change> inline T atomic(T* p, Order order, Site site, C
   atomic_end();
   return before;
 }
-inline uint32_t atomic_add(uint32_t* p, uint32_t v, Site s) { return atomic(p, Order::relaxed, s, [v](uint32_t old) { return old + v; }); }
-inline uint32_t atomic_add_acq_rel(uint32_t* p, uint32_t v, Site s) { return atomic(p, Order::both, s, [v](uint32_t old) { return old + v; }); }
-inline void store_release(uint32_t* p, uint32_t v, Site s) { atomic(p, Order::release, s, [v](uint32_t) { return v; }); }
+inline uint32_t atomic_add(uint32_t* p, uint32_t v, Site s) {
+  return atomic(p, Order::relaxed, s, [v](uint32_t old) { return old + v; });
+}
+inline uint32_t atomic_add_acq_rel(uint32_t* p, uint32_t v, Site s) {
+  return atomic(p, Order::both, s, [v](uint32_t old) { return old + v; });
+}
+inline void store_release(uint32_t* p, uint32_t v, Site s) {
+  atomic(p, Order::release, s, [v](uint32_t) { return v; });
+}
 inline uint32_t load_acquire(const uint32_t* p, Site s) {
   atomic_begin(p, sizeof *p, Order::acquire, false, s);
   const uint32_t value = *p;
@@ -166,9 +172,7 @@ template <class T> __attribute__((no_sanitize("thread"))) inline T argument(cons
 template <size_t... I> struct Indices {};
 template <auto KERNEL> struct Bind;
 template <class... A, void (*KERNEL)(A...)> struct Bind<KERNEL> {
-  template <size_t... I> __attribute__((no_sanitize("thread"))) static void run(void** p, Indices<I...>) {
-    KERNEL(argument<A>(p[I])...);
-  }
+  template <size_t... I> __attribute__((no_sanitize("thread"))) static void run(void** p, Indices<I...>) { KERNEL(argument<A>(p[I])...); }
   static void call(void** p) { run(p, Indices<__integer_pack(sizeof...(A))...>{}); }
   // How many arguments, and their sizes: the launcher compares them with the record of the launch.
   static int sizes(uint32_t* out) {

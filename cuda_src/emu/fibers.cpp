@@ -12,11 +12,12 @@ BuiltIns built_ins;
 Machine machine;
 
 namespace {
-void* map_guarded(size_t bytes) {
+// Memory with `below` bytes before it and a page behind it that nobody can touch.
+void* map_guarded(size_t bytes, size_t below) {
   const size_t page = sysconf(_SC_PAGESIZE);
-  auto* p = static_cast<uint8_t*>(mmap(nullptr, bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  mprotect(p + page, bytes, PROT_READ | PROT_WRITE);
-  return p + page;
+  auto* p = static_cast<uint8_t*>(mmap(nullptr, below + bytes + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  mprotect(p + below, bytes, PROT_READ | PROT_WRITE);
+  return p + below;
 }
 [[noreturn]] void fiber_main();
 }  // namespace
@@ -41,7 +42,7 @@ poem_switch:
 static void switch_context(Context& from, Context& to) { poem_switch(&from, to); }
 static void prepare(Fiber& f) {
   auto** top = reinterpret_cast<void**>(f.stack + STACK - 64);
-  *--top = nullptr;   // where a caller's return address would be: keeps the stack aligned as the ABI wants it
+  *--top = nullptr;  // where a caller's return address would be: keeps the stack aligned as the ABI wants it
   *--top = reinterpret_cast<void*>(fiber_main);
   for (int i = 0; i < 6; ++i) *--top = nullptr;
   f.context = top;
@@ -57,7 +58,7 @@ static void prepare(Fiber& f) {
 }
 #endif
 
-uint64_t random_bits() {   // xorshift64
+uint64_t random_bits() {  // xorshift64
   uint64_t& r = machine.random;
   r ^= r << 13;
   r ^= r >> 7;
@@ -69,13 +70,13 @@ void create_fibers(int count) {
   if ((int)machine.fibers.size() >= count) return;
   const size_t before = machine.fibers.size();
   machine.fibers.resize(count);
-  for (size_t i = before; i < machine.fibers.size(); ++i) machine.fibers[i].stack = static_cast<uint8_t*>(map_guarded(STACK));
+  for (size_t i = before; i < machine.fibers.size(); ++i) machine.fibers[i].stack = static_cast<uint8_t*>(map_guarded(STACK, NEAR_STACK));
   size_t ring = 1;
   while (ring < 2 * machine.fibers.size()) ring *= 2;
   machine.queue.resize(ring);
   for (Block& b : machine.blocks)
-    if (!b.arena) {   // one stretch for all blocks, so that the address tells the block
-      auto* base = static_cast<uint8_t*>(map_guarded((size_t)ARENA * MAX_CLUSTER));
+    if (!b.arena) {  // one stretch for all blocks, so that the address tells the block
+      auto* base = static_cast<uint8_t*>(map_guarded((size_t)ARENA * MAX_CLUSTER, NEAR_STACK));
       for (int r = 0; r < MAX_CLUSTER; ++r) machine.blocks[r].arena = base + (size_t)r * ARENA;
     }
 }
@@ -124,7 +125,7 @@ static void yield() {
   Fiber& me = *machine.current;
   run_in_flight();
   Fiber* next = pop();
-  if (next == &me) return;   // an operation that just ran woke it
+  if (next == &me) return;  // an operation that just ran woke it
   if (next) enter(*next, me.context);
   else {
     machine.current = nullptr;
@@ -194,7 +195,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
   }
   const void* pc = nullptr;
 #if defined(__x86_64__) && defined(__linux__)
-  pc = reinterpret_cast<void*>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[16] + 1);   // REG_RIP; reports point before it
+  pc = reinterpret_cast<void*>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[16] + 1);  // REG_RIP; reports point before it
 #else
   (void)context;
 #endif
@@ -215,7 +216,7 @@ void guard_signals(bool on) {
     sigaltstack(&ours, &stack);
     struct sigaction action{};
     action.sa_sigaction = on_signal;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;   // the handler does not return, so the signal must not stay blocked
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // the handler does not return, so the signal must not stay blocked
     sigaction(SIGSEGV, &action, &segv);
     sigaction(SIGBUS, &action, &bus);
   } else {

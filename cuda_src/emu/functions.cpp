@@ -1,7 +1,7 @@
 // functions.cpp: approximate functions with errors as large as the PTX manual allows.
 //
-// A device computes them worse than the host's library does, and nobody says how. So the result here is the true one, pushed by a part of the
-// allowed error that depends on the bits of the argument alone: a kernel that needs more accuracy than it is promised fails its bounds.
+// A device computes them worse than the host's library does, and nobody says how. So the result here is the true one, pushed by a part of
+// the allowed error that depends on the bits of the argument alone: a kernel that needs more accuracy than it is promised fails its bounds.
 #include "machine.h"
 
 namespace poem::emu {
@@ -45,7 +45,7 @@ float reciprocal_approx(float x) {
 }
 float rsqrt_approx(float x) {
   x = flush(x);
-  return within_relative(1 / std::sqrt((double)x), 1.277e-7, x, 4);   // 2^-22.9
+  return within_relative(1 / std::sqrt((double)x), 1.277e-7, x, 4);  // 2^-22.9
 }
 float tanh_approx(float x) {
   const float y = within_relative(std::tanh((double)x), 0x1p-11, x, 5);

@@ -1,8 +1,8 @@
 // happens_before.cpp: which accesses every thread has been told of (vector clocks).
 //
-// A synchronisation object carries the knowledge of those who released into it to those who acquire from it. A block barrier makes everybody
-// know everything of their own block, so it only begins an epoch: a stamp of a thread of the block is known if it is older than the epoch.
-// Entries for other actors, and what the asynchronous proxy may use, are carried over in `base`.
+// A synchronisation object carries the knowledge of those who released into it to those who acquire from it. A block barrier makes
+// everybody know everything of their own block, so it only begins an epoch: a stamp of a thread of the block is known if it is older than
+// the epoch. Entries for other actors, and what the asynchronous proxy may use, are carried over in `base`.
 #include <algorithm>
 
 #include "machine.h"
@@ -20,7 +20,8 @@ std::string name_of_actor(uint32_t actor) {
   const auto of_block = [](uint32_t rank) { return machine.cluster > 1 ? concat(" of block ", rank, " of the cluster") : std::string(); };
   if (actor < threads) return concat("thread ", actor % machine.threads, of_block(actor / machine.threads));
   const uint32_t kind = (actor - threads) % (WARPGROUPS + MAX_MBARRIERS), rank = (actor - threads) / (WARPGROUPS + MAX_MBARRIERS);
-  return kind < WARPGROUPS ? concat("a wgmma of warpgroup ", kind, of_block(rank)) : concat("a copy that completes on an mbarrier", of_block(rank));
+  return kind < WARPGROUPS ? concat("a wgmma of warpgroup ", kind, of_block(rank))
+                           : concat("a copy that completes on an mbarrier", of_block(rank));
 }
 
 static void join(std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {

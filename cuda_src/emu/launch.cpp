@@ -60,7 +60,7 @@ static void begin_block(Block& b, int rank, uint3 index) {
   b.acquired.clear();
   b.heard.clear();
   next_interval(b);
-  memset(b.arena, 0xff, DYNAMIC + m.dynamic_bytes);   // NaN: what was not written shows in the result
+  memset(b.arena, 0xff, DYNAMIC + m.dynamic_bytes);  // NaN: what was not written shows in the result
   for (int i = 0; i < m.threads; ++i) {
     Fiber& f = m.fibers[rank * m.threads + i];
     f.block = &b;
@@ -90,8 +90,10 @@ static std::string deadlock() {
   std::string text = "deadlock:";
   for (int first = 0, last; first < count; first = last + 1) {
     const Fiber& f = m.fibers[first];
-    for (last = first; last + 1 < count && alike(f, m.fibers[last + 1]); ++last) {}
-    text += concat(first ? "; " : " ", f.id == m.fibers[last].id ? concat("thread ", f.id) : concat("threads ", f.id, " to ", m.fibers[last].id),
+    for (last = first; last + 1 < count && alike(f, m.fibers[last + 1]); ++last) {
+    }
+    text += concat(first ? "; " : " ",
+                   f.id == m.fibers[last].id ? concat("thread ", f.id) : concat("threads ", f.id, " to ", m.fibers[last].id),
                    m.cluster > 1 ? concat(" of block ", f.block->rank, " of the cluster") : std::string(),
                    f.state == State::done ? std::string(": exited") : concat(": in ", f.operation, " at ", text_of(f.site)));
   }
@@ -146,7 +148,7 @@ int poem_launch(Entry entry, const uint32_t* grid, const uint32_t* block, uint32
   m.static_bytes = 0;
   m.statics.clear();
   m.published.clear();
-  m.interval_block.assign(1, 0);   // interval 0 is nobody's
+  m.interval_block.assign(1, 0);  // interval 0 is nobody's
   m.statistics = {};
   m.error = {};
   m.failed = false;
@@ -175,10 +177,17 @@ const char* poem_error(int part) {
   static std::string text;
   const Error& e = machine.error;
   switch (part) {
-    case 0: text = e.code; break;
-    case 1: text = e.message; break;
-    case 2: text = e.place; break;
-    default: text = e.thread < 0 ? "" : concat(e.block.x, " ", e.block.y, " ", e.block.z, " ", e.thread);
+    case 0:
+      text = e.code;
+      break;
+    case 1:
+      text = e.message;
+      break;
+    case 2:
+      text = e.place;
+      break;
+    default:
+      text = e.thread < 0 ? "" : concat(e.block.x, " ", e.block.y, " ", e.block.z, " ", e.thread);
   }
   return text.c_str();
 }

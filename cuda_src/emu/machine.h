@@ -19,20 +19,20 @@
 
 namespace poem::emu {
 
-constexpr int MAX_THREADS = 1024;            // of a block
-constexpr int MAX_CLUSTER = 8;               // blocks of a cluster
-constexpr int MAX_MBARRIERS = 64;            // of a block
+constexpr int MAX_THREADS = 1024;  // of a block
+constexpr int MAX_CLUSTER = 8;     // blocks of a cluster
+constexpr int MAX_MBARRIERS = 64;  // of a block
 constexpr int WARPGROUPS = MAX_THREADS / 128;
-constexpr uint32_t ARENA = 256 << 10;        // room for one block's shared memory, and the stride between blocks
-constexpr uint32_t DYNAMIC = 32 << 10;       // where dynamic shared memory begins; static shared memory lies below
-constexpr uint32_t LINE = 16;                // bytes that may share what is known of them
-constexpr size_t STACK = 64 << 10;            // of a fiber
-constexpr uintptr_t NEAR_STACK = 1 << 20;       // below a stack, an access is an overflow of it
-constexpr uint32_t CLUSTER_BIT = 1 << 24;    // an address of a given block is (rank + 1) * CLUSTER_BIT + offset
+constexpr uint32_t ARENA = 256 << 10;      // room for one block's shared memory, and the stride between blocks
+constexpr uint32_t DYNAMIC = 32 << 10;     // where dynamic shared memory begins; static shared memory lies below
+constexpr uint32_t LINE = 16;              // bytes that may share what is known of them
+constexpr size_t STACK = 64 << 10;         // of a fiber
+constexpr size_t NEAR_STACK = 1 << 20;  // below a stack: inaccessible, so that a large frame cannot reach into other memory
+constexpr uint32_t CLUSTER_BIT = 1 << 24;  // an address of a given block is (rank + 1) * CLUSTER_BIT + offset
 
 // ---------------------------------------------------------------------------------------------- what the checker remembers
-// An access by an actor at a moment of that actor's clock. Actors: the threads of the cluster, then for each block its warpgroups' products,
-// then the copies that complete on each of its mbarriers.
+// An access by an actor at a moment of that actor's clock. Actors: the threads of the cluster, then for each block its warpgroups'
+// products, then the copies that complete on each of its mbarriers.
 struct Stamp {
   uint32_t actor = 0, clock = 0;
 };
@@ -40,14 +40,14 @@ struct Stamp {
 struct Knowledge {
   std::vector<uint32_t> seen, fenced;
 };
-// What is known of a byte of shared memory, or of a line of them with one history. It counts as never written unless `generation` is that of
-// the running cluster.
+// What is known of a byte of shared memory, or of a line of them with one history. It counts as never written unless `generation` is that
+// of the running cluster.
 struct Cell {
   uint32_t generation = 0;
   Stamp write, reads[2];
-  uint16_t async_readers = 0;       // products and stores that have not finished reading
-  uint8_t readers = 0;              // of `reads`; 3 means that more are in Block::many_readers
-  uint8_t written : 1, pending : 1, generic : 1, atomic : 1, split : 1;   // split: a line whose bytes have their own cells
+  uint16_t async_readers = 0;                                            // products and stores that have not finished reading
+  uint8_t readers = 0;                                                   // of `reads`; 3 means that more are in Block::many_readers
+  uint8_t written : 1, pending : 1, generic : 1, atomic : 1, split : 1;  // split: a line whose bytes have their own cells
   Cell() : written(0), pending(0), generic(0), atomic(0), split(0) {}
 };
 
@@ -74,7 +74,7 @@ struct Fiber {
   uint3 thread;
   int id = 0, lane = 0, warp = 0;
   uint32_t actor = 0;
-  Site site{};                       // of the operation it waits in
+  Site site{};  // of the operation it waits in
   const char* operation = nullptr;
   uint32_t waits_for = 0;
   std::vector<Copy> copies;
@@ -83,7 +83,7 @@ struct Fiber {
   std::deque<std::vector<Store>> store_groups;
   uint32_t cluster_phase = 0;
   bool cluster_arrived = false, dependency_waited = false, wgmma_fenced = false;
-  uint32_t clock = 0, epoch = 0;     // `knows` is current if `epoch` is the block's
+  uint32_t clock = 0, epoch = 0;  // `knows` is current if `epoch` is the block's
   Knowledge knows;
 };
 
@@ -110,16 +110,16 @@ struct Warpgroup {
   std::vector<Product> open;
   std::deque<std::vector<Product>> groups;
   Product next;
-  uint32_t clock = 0;                                // of its products, as an actor
+  uint32_t clock = 0;  // of its products, as an actor
   int registers = 0;
-  std::vector<float> results[128];                   // accumulators as the last product left them
+  std::vector<float> results[128];  // accumulators as the last product left them
   float* results_at[128] = {};
 };
 struct Mbarrier {
   uint32_t offset, count, pending, phase = 0;
   int64_t bytes = 0;
   uint32_t copies = 0;
-  bool visible = false;                              // to the copy engine
+  bool visible = false;  // to the copy engine
   Stamp initialised;
   Knowledge open, done;
 };
@@ -130,7 +130,7 @@ struct NamedBarrier {
 struct Block {
   int rank = 0;
   uint3 index;
-  uint32_t number = 0;                               // in the grid, row-major
+  uint32_t number = 0;  // in the grid, row-major
   uint8_t* arena = nullptr;
   int live = 0, waiting = 0;
   Site barrier_site{};
@@ -139,12 +139,12 @@ struct Block {
   std::vector<Mbarrier> mbarriers;
   NamedBarrier named[16];
   Warpgroup warpgroups[WARPGROUPS];
-  uint32_t epoch = 1, epoch_start = 1;               // a block barrier begins an epoch: its threads then know all of each other
-  bool learned = false;                              // something of other actors, in this epoch
-  Knowledge base;                                    // what all threads knew when the epoch began
+  uint32_t epoch = 1, epoch_start = 1;  // a block barrier begins an epoch: its threads then know all of each other
+  bool learned = false;                 // something of other actors, in this epoch
+  Knowledge base;                       // what all threads knew when the epoch began
   std::vector<Cell> lines, bytes;
   std::unordered_map<uint32_t, std::vector<Stamp>> many_readers;
-  uint32_t interval = 0;                             // of its writes to global memory: see check_global.cpp
+  uint32_t interval = 0;  // of its writes to global memory: see check_global.cpp
   std::vector<std::pair<uint32_t, uint32_t>> acquired, heard;
   bool fenced_writes = false;
 };
@@ -158,13 +158,13 @@ struct Range {
   uint32_t element_bits;
   const char* dtype;
   std::vector<uint8_t> written;
-  std::vector<uint32_t> writer, reader;              // the interval that wrote or read a byte; ~0 for several readers
+  std::vector<uint32_t> writer, reader;  // the interval that wrote or read a byte; ~0 for several readers
 };
 
 enum class Order_ : int { fifo, lifo, random };
 enum class Timing : int { early, late, random };
 
-struct Failure {};                                   // thrown where no fiber runs
+struct Failure {};  // thrown where no fiber runs
 struct Error {
   std::string code, message, place;
   uint3 block{};
@@ -192,11 +192,11 @@ struct Machine {
   std::vector<uint32_t> queue;
   uint32_t head = 0, tail = 0;
   std::vector<std::function<void()>> in_flight;
-  bool muted = false;                                // the checker looks away inside an atomic
+  bool muted = false;  // the checker looks away inside an atomic
   uint32_t cluster_arrived = 0, cluster_live = 0, cluster_phase = 0;
   Knowledge cluster_open, cluster_done;
   std::vector<Range> ranges;
-  std::vector<uint32_t> interval_block;              // which block an interval belongs to
+  std::vector<uint32_t> interval_block;  // which block an interval belongs to
   std::unordered_map<uintptr_t, std::vector<std::pair<uint32_t, uint32_t>>> published;
   Statistics statistics{};
   Error error;
@@ -240,11 +240,11 @@ void guard_signals(bool on);
 size_t deposit(unsigned mask, const char* operation, const void* in, size_t bytes, Site site);
 void wake_lanes(unsigned mask);
 // Lanes deposit `in`, the last one lets `compute` turn all slots into results, each takes its own as `out`.
-template <class Compute>
-void collective(unsigned mask, const char* operation, const void* in, size_t in_bytes, void* out, size_t out_bytes, Compute compute, Site site) {
+template <class Compute> void collective(unsigned mask, const char* operation, const void* in, size_t in_bytes, void* out, size_t out_bytes,
+                                         Compute compute, Site site) {
   Fiber& me = *machine.current;
   auto& all = me.block->collectives[me.warp];
-  const size_t which = deposit(mask, operation, in, in_bytes, site);   // an index: the vector may grow while we wait
+  const size_t which = deposit(mask, operation, in, in_bytes, site);  // an index: the vector may grow while we wait
   if (all[which].arrived != mask) {
     wait_as(State::warp, operation, site);
   } else {
@@ -280,9 +280,9 @@ bool known_to_proxy(const Fiber& fiber, Stamp stamp);
 // check_shared.cpp
 bool known(const Fiber& fiber, Stamp stamp);
 struct Actor {
-  Fiber* viewer;      // whose knowledge judges the access
-  Stamp stamp;        // as whom it is remembered
-  bool async = false; // by the asynchronous proxy
+  Fiber* viewer;       // whose knowledge judges the access
+  Stamp stamp;         // as whom it is remembered
+  bool async = false;  // by the asynchronous proxy
 };
 Actor as_self(Fiber& fiber);
 void shared_read(Block& block, uint32_t offset, uint32_t bytes, Actor actor, Place place);

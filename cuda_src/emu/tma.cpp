@@ -8,8 +8,8 @@ namespace poem::emu {
 // What the launcher packs into the 128 bytes of a TensorMap for this device (cupy_backend/tensor_map.py).
 struct Map {
   uint64_t base;
-  uint64_t strides[4];      // bytes, of all axes but the first
-  uint32_t dims[5], box[5]; // elements, fastest axis first
+  uint64_t strides[4];       // bytes, of all axes but the first
+  uint32_t dims[5], box[5];  // elements, fastest axis first
   uint32_t rank, element, swizzle;
   uint32_t magic;
 };
@@ -20,7 +20,8 @@ static Map read_map(const void* p, size_t coordinates, Site site) {
   Map map;
   memcpy(&map, p, sizeof map);
   if (map.magic != MAGIC) fail("emu.protocol", "a TMA operation with something that is no tensor map of this launch", site);
-  if (map.rank != coordinates) fail("emu.protocol", concat("a tensor map of rank ", map.rank, " with ", (int)coordinates, " coordinates"), site);
+  if (map.rank != coordinates)
+    fail("emu.protocol", concat("a tensor map of rank ", map.rank, " with ", (int)coordinates, " coordinates"), site);
   return map;
 }
 static uint32_t box_bytes(const Map& map) {
@@ -32,9 +33,11 @@ static uint32_t box_bytes(const Map& map) {
 static void check_alignment(const Map& map, uint32_t offset, Site site) {
   const uint32_t pattern = map.swizzle ? map.swizzle * 8 : 128;
   if (offset % pattern)
-    fail("emu.misaligned", concat("TMA with a ", map.swizzle, "-byte swizzle at shared offset ", offset, ": a multiple of ", pattern, " is needed"), site);
+    fail("emu.misaligned",
+         concat("TMA with a ", map.swizzle, "-byte swizzle at shared offset ", offset, ": a multiple of ", pattern, " is needed"), site);
 }
-// Calls row(shared offset within the box, global address or 0, elements of the row that exist on the left and in all) for each row of the box.
+// Calls row(shared offset within the box, global address or 0, elements of the row that exist on the left and in all) for each row of the
+// box.
 template <class Row> static void for_rows(const Map& map, const int (&at)[5], Row row) {
   uint32_t rows = 1, index[5] = {};
   for (uint32_t i = 1; i < map.rank; ++i) rows *= map.box[i];
@@ -94,7 +97,8 @@ void tma_load(uint32_t target, const void* map_pointer, uint32_t bar, std::initi
   check_alignment(map, offset, site);
   if (machine.check) check_source(map, at, false, site);
   if (!blocks) blocks = 1 << block_of(target).rank;
-  if (blocks >> machine.cluster) fail("emu.bounds", concat("multicast to blocks ", (int)blocks, " (bits) of a cluster of ", machine.cluster), site);
+  if (blocks >> machine.cluster)
+    fail("emu.bounds", concat("multicast to blocks ", (int)blocks, " (bits) of a cluster of ", machine.cluster), site);
   for (int r = 0; r < machine.cluster; ++r) {
     if (!(blocks >> r & 1)) continue;
     Block& b = machine.blocks[r];
@@ -110,7 +114,8 @@ void bulk_load(uint32_t target, const void* source, uint32_t bytes, uint32_t bar
   Block& b = block_of(target);
   const uint32_t offset = offset_of(target);
   const auto address = reinterpret_cast<uintptr_t>(source);
-  if (offset % 16 || address % 16 || bytes % 16 || !bytes) fail("emu.misaligned", "a bulk copy needs addresses and a size that are multiples of 16", site);
+  if (offset % 16 || address % 16 || bytes % 16 || !bytes)
+    fail("emu.misaligned", "a bulk copy needs addresses and a size that are multiples of 16", site);
   if (machine.check) global_access(address, bytes, false, site);
   announce(b, mbarrier_at(b, offset_of(bar), site), offset, bytes, site);
   when_it_suits([&b, offset, source, bytes, bar, site] {
@@ -148,17 +153,22 @@ void tma_store(const void* map_pointer, uint32_t source, std::initializer_list<i
   check_alignment(map, source, site);
   if (machine.check) check_source(map, at, true, site);
   uint8_t* arena = machine.current->block->arena;
-  issue(source, box_bytes(map), [map, at0 = at[0], at1 = at[1], at2 = at[2], arena, source] {
-    const int where[5] = {at0, at1, at2};
-    for_rows(map, where, [&](uint32_t offset, uintptr_t target, int64_t first, int64_t last) {
-      for (int64_t e = first; e < last; ++e)
-        memcpy(reinterpret_cast<void*>(target + e * map.element), arena + swizzled(map.swizzle, source + offset + e * map.element), map.element);
-    });
-  }, site);
+  issue(
+      source, box_bytes(map),
+      [map, at0 = at[0], at1 = at[1], at2 = at[2], arena, source] {
+        const int where[5] = {at0, at1, at2};
+        for_rows(map, where, [&](uint32_t offset, uintptr_t target, int64_t first, int64_t last) {
+          for (int64_t e = first; e < last; ++e)
+            memcpy(reinterpret_cast<void*>(target + e * map.element), arena + swizzled(map.swizzle, source + offset + e * map.element),
+                   map.element);
+        });
+      },
+      site);
 }
 void bulk_store(void* target, uint32_t source, uint32_t bytes, Site site) {
   const auto address = reinterpret_cast<uintptr_t>(target);
-  if (source % 16 || address % 16 || bytes % 16 || !bytes) fail("emu.misaligned", "a bulk copy needs addresses and a size that are multiples of 16", site);
+  if (source % 16 || address % 16 || bytes % 16 || !bytes)
+    fail("emu.misaligned", "a bulk copy needs addresses and a size that are multiples of 16", site);
   if (machine.check) global_access(address, bytes, true, site);
   uint8_t* arena = machine.current->block->arena;
   issue(source, bytes, [target, source, bytes, arena] { memcpy(target, arena + source, bytes); }, site);

@@ -16,11 +16,12 @@ POEM_DEVICE void barrier_arrive(int id, int threads POEM_SITE) {
 // ----------------------------------------------------------------------------------------------------------- mbarriers
 // 8 bytes of shared memory. A phase ends when `count` arrivals are in and all bytes that arrivals announced have been copied.
 POEM_DEVICE void mbarrier_init(uint32_t bar, uint32_t count POEM_SITE) {
-  POEM_TWIN(emu::mbarrier_init(bar, count, site), asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"));
+  POEM_TWIN(emu::mbarrier_init(bar, count, site),
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"));
 }
 // By the initialising thread, before the barrier after which others and TMA use the mbarriers.
 POEM_DEVICE void mbarrier_init_fence() {
-  POEM_TWIN(emu::mbarrier_init_fence(), asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"));
+  POEM_TWIN(emu::mbarrier_init_fence(), asm volatile("fence.mbarrier_init.release.cluster;" :: : "memory"));
 }
 POEM_DEVICE void mbarrier_arrive(uint32_t bar POEM_SITE) {
   POEM_TWIN(emu::mbarrier_arrive(bar, 0, site), asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"));
@@ -32,9 +33,11 @@ POEM_DEVICE void mbarrier_arrive_expect(uint32_t bar, uint32_t bytes POEM_SITE) 
 }
 // Waits for the end of the phase of this parity: 0 for the first one, 1 for the second, and so on.
 POEM_DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity POEM_SITE) {
-  POEM_TWIN(emu::mbarrier_wait(bar, parity, site),
-            asm volatile("{ .reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}"
-                         ::"r"(bar), "r"(parity) : "memory"));
+  POEM_TWIN(
+      emu::mbarrier_wait(bar, parity, site),
+      asm volatile(
+          "{ .reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(bar),
+          "r"(parity) : "memory"));
 }
 // An arrival that happens once the cp.async copies that this thread has issued so far have landed; it counts among the `count`.
 POEM_DEVICE void cp_async_mbarrier_arrive(uint32_t bar POEM_SITE) {
@@ -56,10 +59,10 @@ POEM_DEVICE uint32_t cluster_size() {
 }
 // A barrier of all threads of the cluster, in two halves or at once. A block must not exit while others may touch its shared memory.
 POEM_DEVICE void cluster_arrive(POEM_SITE_ONLY) {
-  POEM_TWIN(emu::cluster_arrive(site), asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"));
+  POEM_TWIN(emu::cluster_arrive(site), asm volatile("barrier.cluster.arrive.release.aligned;" :: : "memory"));
 }
 POEM_DEVICE void cluster_wait(POEM_SITE_ONLY) {
-  POEM_TWIN(emu::cluster_wait(site), asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"));
+  POEM_TWIN(emu::cluster_wait(site), asm volatile("barrier.cluster.wait.acquire.aligned;" :: : "memory"));
 }
 POEM_DEVICE void cluster_sync(POEM_SITE_ONLY) {
 #ifdef POEM_EMULATED

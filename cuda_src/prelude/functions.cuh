@@ -47,8 +47,7 @@ template <int TABLE> POEM_DEVICE uint32_t lop3(uint32_t a, uint32_t b, uint32_t 
 // Four bytes picked from the eight of (low, high), byte i by nibble i of `selector`; bit 3 of a nibble repeats the byte's sign.
 POEM_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t r;
-  POEM_TWIN(r = emu::permute_bytes(low, high, selector),
-            asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector)));
+  POEM_TWIN(r = emu::permute_bytes(low, high, selector), asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector)));
   return r;
 }
 // One lane of the warp, the same for every call with all lanes present.

@@ -15,12 +15,17 @@ template <class V> POEM_DEVICE V load_constant(const V* p POEM_SITE) {
 #ifdef POEM_EMULATED
   return emu::load_constant(p, site);
 #else
-  union { uint32_t words[sizeof(V) / 4]; V value; } c;
+  union {
+    uint32_t words[sizeof(V) / 4];
+    V value;
+  } c;
   static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16, "a load moves 4, 8 or 16 bytes");
   if constexpr (sizeof(V) == 4) asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(c.words[0]) : "l"(p));
   else if constexpr (sizeof(V) == 8) asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(c.words[0]), "=r"(c.words[1]) : "l"(p));
-  else asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
-                    : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3]) : "l"(p));
+  else
+    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3])
+                 : "l"(p));
   return c.value;
 #endif
 }
@@ -28,13 +33,18 @@ template <class V> POEM_DEVICE V load_streaming(const V* p POEM_SITE) {
 #ifdef POEM_EMULATED
   return emu::load_constant(p, site);
 #else
-  union { uint32_t words[sizeof(V) / 4]; V value; } c;
+  union {
+    uint32_t words[sizeof(V) / 4];
+    V value;
+  } c;
   static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16, "a load moves 4, 8 or 16 bytes");
   if constexpr (sizeof(V) == 4) asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(c.words[0]) : "l"(p));
   else if constexpr (sizeof(V) == 8)
     asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];" : "=r"(c.words[0]), "=r"(c.words[1]) : "l"(p));
-  else asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-                    : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3]) : "l"(p));
+  else
+    asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3])
+                 : "l"(p));
   return c.value;
 #endif
 }
@@ -72,7 +82,7 @@ template <int SIZE = 16> POEM_DEVICE void cp_async(uint32_t target, const void* 
   else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source), "n"(SIZE), "r"(bytes) : "memory");
 #endif
 }
-POEM_DEVICE void cp_async_commit() { POEM_TWIN(emu::cp_async_commit(), asm volatile("cp.async.commit_group;" ::: "memory")); }
+POEM_DEVICE void cp_async_commit() { POEM_TWIN(emu::cp_async_commit(), asm volatile("cp.async.commit_group;" :: : "memory")); }
 // Waits until at most N of this thread's committed groups are under way.
 template <int N> POEM_DEVICE void cp_async_wait() {
   POEM_TWIN(emu::cp_async_wait(N), asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"));
@@ -104,9 +114,14 @@ template <bool TRANSPOSED = false> POEM_DEVICE void ldmatrix(uint32_t (&r)[4], u
 #else
   if constexpr (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
-  else asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
 #endif
 }
 // The reverse of ldmatrix (sm_90).
@@ -124,21 +139,21 @@ template <bool TRANSPOSED = false> POEM_DEVICE void stmatrix(uint32_t row, const
   emu::stmatrix(r, 4, TRANSPOSED, row, site);
 #else
   if constexpr (TRANSPOSED)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-  else asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                    ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                 "r"(r[3])
+                 : "memory");
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
 #endif
 }
 
 // Makes this thread's writes to shared memory, and those it has been told of, visible to TMA and wgmma.
-POEM_DEVICE void fence_async_proxy() {
-  POEM_TWIN(emu::fence_async_proxy(), asm volatile("fence.proxy.async.shared::cta;" ::: "memory"));
-}
+POEM_DEVICE void fence_async_proxy() { POEM_TWIN(emu::fence_async_proxy(), asm volatile("fence.proxy.async.shared::cta;" :: : "memory")); }
 
 // ------------------------------------------------------------------------------------------------ dependent launches (sm_90)
 // A launch marked `overlaps` starts while its predecessor runs: nothing that a predecessor writes may be touched before the wait.
-POEM_DEVICE void grid_dependency_wait() { POEM_TWIN(emu::grid_dependency_wait(), asm volatile("griddepcontrol.wait;" ::: "memory")); }
+POEM_DEVICE void grid_dependency_wait() { POEM_TWIN(emu::grid_dependency_wait(), asm volatile("griddepcontrol.wait;" :: : "memory")); }
 POEM_DEVICE void grid_dependency_launch() { POEM_TWIN((void)0, asm volatile("griddepcontrol.launch_dependents;")); }
 
 }  // namespace poem

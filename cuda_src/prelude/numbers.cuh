@@ -6,25 +6,43 @@
 
 namespace poem {
 
-struct bf16 { uint16_t bits; };
-struct f16 { uint16_t bits; };
-struct e4m3 { uint8_t bits; };
-struct e5m2 { uint8_t bits; };
-struct e8m0 { uint8_t bits; };   // a power of two: 2^(bits - 127)
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+struct e4m3 {
+  uint8_t bits;
+};
+struct e5m2 {
+  uint8_t bits;
+};
+struct e8m0 {
+  uint8_t bits;
+};  // a power of two: 2^(bits - 127)
 
 template <class A, class B> constexpr bool same_type = false;
 template <class A> constexpr bool same_type<A, A> = true;
 
 // N elements that are loaded and stored together, in one instruction if they fill 4, 8 or 16 bytes.
-template <class T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
+template <class T, int N> struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
 
 POEM_DEVICE uint32_t float_bits(float x) {
-  union { float f; uint32_t u; } c;
+  union {
+    float f;
+    uint32_t u;
+  } c;
   c.f = x;
   return c.u;
 }
 POEM_DEVICE float bits_float(uint32_t u) {
-  union { uint32_t u; float f; } c;
+  union {
+    uint32_t u;
+    float f;
+  } c;
   c.u = u;
   return c.f;
 }
@@ -67,16 +85,14 @@ POEM_DEVICE float to_float(f16 x) {
   return value;
 #endif
 }
-POEM_DEVICE float to_float(e5m2 x) { return to_float(f16{(uint16_t)(x.bits << 8)}); }   // e5m2 is the upper half of f16
+POEM_DEVICE float to_float(e5m2 x) { return to_float(f16{(uint16_t)(x.bits << 8)}); }  // e5m2 is the upper half of f16
 POEM_DEVICE float to_float(e4m3 x) {
   const uint32_t magnitude = x.bits & 0x7fu;
   const float value = magnitude == 0x7fu ? bits_float(0x7fffffffu) : decode_magnitude(magnitude << 20, 7);
   return x.bits >> 7 ? -value : value;
 }
 // 2^-127 is the only value that a float holds as a subnormal.
-POEM_DEVICE float to_float(e8m0 x) {
-  return bits_float(x.bits == 0 ? 0x00400000u : x.bits == 0xff ? 0x7fffffffu : (uint32_t)x.bits << 23);
-}
+POEM_DEVICE float to_float(e8m0 x) { return bits_float(x.bits == 0 ? 0x00400000u : x.bits == 0xff ? 0x7fffffffu : (uint32_t)x.bits << 23); }
 // The value of a 4-bit code: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
 POEM_DEVICE float e2m1_to_float(uint32_t code) {
   const float value = decode_magnitude((code & 7) << 22, 1);
@@ -105,8 +121,7 @@ template <class T> POEM_DEVICE uint32_t pack(float first, float second) {
 }
 template <> POEM_DEVICE uint32_t pack<bf16>(float first, float second) {
   uint32_t r;
-  POEM_TWIN(r = encode_bf16(first) | encode_bf16(second) << 16,
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(second), "f"(first)));
+  POEM_TWIN(r = encode_bf16(first) | encode_bf16(second) << 16, asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(second), "f"(first)));
   return r;
 }
 template <class T> POEM_DEVICE float2 unpack(uint32_t pair) {
@@ -117,7 +132,8 @@ template <class T> POEM_DEVICE float2 unpack(uint32_t pair) {
 #if !defined(POEM_EMULATED) && __CUDA_ARCH__ >= 890
 #define POEM_HAS_FP8 1
 #endif
-#if !defined(POEM_EMULATED) && (defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL))
+#if !defined(POEM_EMULATED) && \
+    (defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL))
 #define POEM_HAS_FP4 1
 #endif
 POEM_DEVICE uint16_t pack_e4m3(float first, float second) {

@@ -27,7 +27,8 @@ template <Swizzle S> POEM_DEVICE constexpr uint32_t swizzled(uint32_t offset) {
 //   swizzled      8 rows of K make a block; blocks lie `leading` apart along M or N and `stride` apart along K
 //   none          8 rows of K, 16 bytes each, are contiguous; such blocks lie `stride` apart along M or N and `leading` apart along K
 template <Swizzle S> POEM_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
-  return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(leading >> 4 & 0x3fff) << 16 | (uint64_t)(stride >> 4 & 0x3fff) << 32 | (uint64_t)S << 62;
+  return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(leading >> 4 & 0x3fff) << 16 | (uint64_t)(stride >> 4 & 0x3fff) << 32 |
+         (uint64_t)S << 62;
 }
 // A tile as TMA loads it with the same swizzle: rows of 128, 64 or 32 bytes along K, one after the other. The next products along K start
 // 32 bytes further.
@@ -36,9 +37,9 @@ template <Swizzle S> POEM_DEVICE uint64_t row_descriptor(uint32_t address) {
   return matrix_descriptor<S>(address, 16, S == Swizzle::bytes128 ? 1024 : S == Swizzle::bytes64 ? 512 : 256);
 }
 
-POEM_DEVICE void wgmma_fence() { POEM_TWIN(emu::wgmma_fence(), asm volatile("wgmma.fence.sync.aligned;" ::: "memory")); }
+POEM_DEVICE void wgmma_fence() { POEM_TWIN(emu::wgmma_fence(), asm volatile("wgmma.fence.sync.aligned;" :: : "memory")); }
 POEM_DEVICE void wgmma_commit(POEM_SITE_ONLY) {
-  POEM_TWIN(emu::wgmma_commit(site), asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"));
+  POEM_TWIN(emu::wgmma_commit(site), asm volatile("wgmma.commit_group.sync.aligned;" :: : "memory"));
 }
 // Waits until at most N of this warpgroup's groups are under way.
 template <int N> POEM_DEVICE void wgmma_wait(POEM_SITE_ONLY) {
@@ -46,8 +47,9 @@ template <int N> POEM_DEVICE void wgmma_wait(POEM_SITE_ONLY) {
 }
 
 #if defined(POEM_EMULATED)
-template <class T> constexpr emu::Format format_of =
-    same_type<T, bf16> ? emu::Format::bf16 : same_type<T, f16> ? emu::Format::f16 : emu::Format::e4m3;
+template <class T> constexpr emu::Format format_of = same_type<T, bf16>  ? emu::Format::bf16
+                                                     : same_type<T, f16> ? emu::Format::f16
+                                                                         : emu::Format::e4m3;
 
 // Without `accumulate` D is not read. TRANSPOSED_A and TRANSPOSED_B: the rows of that operand run along M or N.
 template <class T, bool TRANSPOSED_A = false, bool TRANSPOSED_B = false, int R>
@@ -61,6 +63,7 @@ inline void wgmma(float (&d)[R], const uint32_t (&a)[4], uint64_t b, bool accumu
   emu::wgmma(d, 2 * R, a, 0, b, accumulate, format_of<T>, false, TRANSPOSED_B, site);
 }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// clang-format off
 // The registers of D in the text of the instruction, and as its operands, 8 columns at a time.
 #define POEM_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define POEM_R8 "%0, %1, %2, %3"
@@ -194,6 +197,7 @@ POEM_WGMMA(240, POEM_R240, POEM_D240, "%120", "%121", "%122", "%123", "%124", "%
 POEM_WGMMA(248, POEM_R248, POEM_D248, "%124", "%125", "%126", "%127", "%128", "%129", "%130")
 POEM_WGMMA(256, POEM_R256, POEM_D256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
+// clang-format on
 template <class T, bool TRANSPOSED_A = false, bool TRANSPOSED_B = false, int R>
 POEM_DEVICE void wgmma(float (&d)[R], uint64_t a, uint64_t b, bool accumulate) {
   static_assert(sizeof(T) == 2 || (!TRANSPOSED_A && !TRANSPOSED_B), "8-bit operands run along K");

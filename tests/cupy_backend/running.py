@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cupy_backend.emulator import Counters, EmulatedDevice, Schedule
 from cupy_backend.launch import Argument, Array, Direction, Launch, Scalar, TensorMap
 
+FIFO = Schedule()
 KERNELS = Path(__file__).parent / "kernels"
 WORDS = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16", np.dtype(ml_dtypes.bfloat16): "bf16"}
 WORDS |= {np.dtype(f"{kind}{size}"): f"{kind}{size * 8}" for kind in "iu" for size in (1, 2, 4, 8)}
@@ -50,8 +51,8 @@ def launch_of(
 
 
 def run(
-    source: str | Path, kernel: str, grid: tuple[int, ...], threads: int, given: Mapping[str, Given], *, device: EmulatedDevice | None = None,
-    schedule: Schedule = Schedule(), **settings: object,
+    source: str | Path, kernel: str, grid: tuple[int, ...], threads: int, given: Mapping[str, Given], *,
+    device: EmulatedDevice | None = None, schedule: Schedule = FIFO, **settings: object,
 ) -> Counters:  # fmt: skip
     """Runs one launch, checked unless `device` says otherwise. Arrays with direction write, update or scratch are changed."""
     memory = {

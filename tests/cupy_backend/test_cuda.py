@@ -62,7 +62,8 @@ def fake_cupy(*, available: bool = True, capability: str = "90") -> types.Module
     stream = types.SimpleNamespace(ptr=0x55, synchronize=lambda: None)
     module = types.ModuleType("cupy")
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        is_available=lambda: available, Device=lambda: types.SimpleNamespace(compute_capability=capability), get_current_stream=lambda: stream,
+        is_available=lambda: available, Device=lambda: types.SimpleNamespace(compute_capability=capability),
+        get_current_stream=lambda: stream,
     )  # fmt: skip
     module.empty = lambda shape, dtype: array_of(np.empty(shape, dtype))  # type: ignore[attr-defined]
     module.asarray = array_of  # type: ignore[attr-defined]
@@ -112,8 +113,8 @@ def test_a_tensor_map_is_made_by_the_driver_from_the_arrays_terms(device: CudaDe
     arguments: dict[str, Argument] = {"map": TensorMap(array, (1, 16, 64), 128), "n": Scalar(3, "i32")}
     device.run(record(arguments=arguments), {"arena": device.empty((1 << 16,), "u8")})
     assert (
-        "map aligned 1 type 9 rank 3 address 0x70000200 interleave 0 swizzle 3 promotion 3 fill 0 dim 64 box 64 step 1 dim 40 box 16 step 1 "
-        "dim 5 box 1 step 1 stride 128 stride 5120\n"
+        "map aligned 1 type 9 rank 3 address 0x70000200 interleave 0 swizzle 3 promotion 3 fill 0 dim 64 box 64 step 1 "
+        "dim 40 box 16 step 1 dim 5 box 1 step 1 stride 128 stride 5120\n"
     ) in Told(library).text()
     assert "first 5a5a5a5a5a5a5a5a second 3" in Told(library).text()
 

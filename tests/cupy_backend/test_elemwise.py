@@ -250,7 +250,8 @@ def test_rope_half_of_q_and_k(turn: Turn, dtype: str, inverse: bool, longest: in
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1).reshape(x.shape)
 
     arguments = {
-        "q": q.astype(np.float64), "k": k.astype(np.float64) if pair else None, "positions": positions, "head_dim": head_dim, "theta": theta,
+        "q": q.astype(np.float64), "k": k.astype(np.float64) if pair else None, "positions": positions, "head_dim": head_dim,
+        "theta": theta,
         "rotary_dim": rotary, "form": "half", "part": "first", "scaling": None, "sections": None, "inverse": inverse,
     }  # fmt: skip
     results = {"q": "q_out", "k": "k_out"} if pair else {"q": "q_out"}
@@ -268,25 +269,44 @@ class Fault(NamedTuple):
     schedule: Schedule = FIFO
 
 
+BARRIER = "  __syncthreads();\n  v = partial[0];"
+STORE = "gain_of<PLUS_ONE>(w.at[j]));\n    store<T, VEC>(out + row + column, y);"
+READ_AGAIN = "    if (column >= width) break;\n    if constexpr (ITEMS == 0)"
+DEREFERENCE = "return *reinterpret_cast<const Pack"
 FAULTS = [
-    Fault("missing barrier", "  __syncthreads();\n  v = partial[0];", "\n  v = partial[0];", "emu.unwritten", "never written",
-          "v = partial[0]"),
-    Fault("missing barrier, in reverse order", "  __syncthreads();\n  v = partial[0];", "\n  v = partial[0];", "emu.unwritten", "never written",
-          "v = partial[0]", Schedule("lifo")),
-    Fault("barrier for some", "  __syncthreads();\n  v = partial[0];", "  if (threadIdx.x < 40) __syncthreads(); else\n  __syncthreads(), v = partial[0];",
-          "emu.divergence", "__syncthreads is reached at two places", ""),
-    Fault("partial sums not all written", "if (threadIdx.x % 32 == 0) partial", "if (threadIdx.x % 64 == 0) partial", "emu.unwritten",
-          "never written, at static shared memory + 4", "v += partial[i]"),
-    Fault("past the partial sums", "for (int i = 1; i < WARPS; ++i) v", "for (int i = 1; i <= WARPS; ++i) v", "emu.bounds", "past what is declared", "v += partial[i]"),
-    Fault("misaligned load", "load<T, VEC>(x + row + column);\n    if constexpr (ADD)", "load<T, VEC>(x + row + column + (column == 560));\n    if constexpr (ADD)",
-          "emu.misaligned", "which must be aligned to 16 bytes", "return *reinterpret_cast<const Pack"),
-    Fault("past the row", "    if (column >= width) break;\n    if constexpr (ITEMS == 0)", "    if (column > width) break;\n    if constexpr (ITEMS == 0)", "emu.bounds",
-          "past the end of `gain` [1000] bf16, at `gain`[1000]", "return *reinterpret_cast<const Pack"),
-    Fault("row not stored", "    store<T, VEC>(out + row + column, y);\n  }\n}\ntemplate <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>\n__global__ void __launch_bounds__(THREADS) add",
-          "    if (column) store<T, VEC>(out + row + column, y);\n  }\n}\ntemplate <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>\n__global__ void __launch_bounds__(THREADS) add",
-          "emu.incomplete", "`out`[0, 0] of [2, 1000] bf16 was never written", ""),
-    Fault("every block the first row", "const size_t row = (size_t)blockIdx.x * width;\n  const int packs", "const size_t row = 0;\n  const int packs", "emu.conflict",
-          "`residual`[0, 0], which block 0 writes", "return *reinterpret_cast<const Pack"),
+    Fault("missing barrier", BARRIER, "\n  v = partial[0];", "emu.unwritten", "never written", "v = partial[0]"),
+    Fault(
+        "missing barrier, in reverse order", BARRIER, "\n  v = partial[0];", "emu.unwritten", "never written", "v = partial[0]",
+        Schedule("lifo"),
+    ),
+    Fault(
+        "barrier for some", BARRIER, "  if (threadIdx.x < 40) __syncthreads(); else\n  __syncthreads(), v = partial[0];",
+        "emu.divergence", "__syncthreads is reached at two places", "",
+    ),
+    Fault(
+        "partial sums not all written", "if (threadIdx.x % 32 == 0) partial", "if (threadIdx.x % 64 == 0) partial",
+        "emu.unwritten", "never written, at static shared memory + 4", "v += partial[i]",
+    ),
+    Fault(
+        "past the partial sums", "for (int i = 1; i < WARPS; ++i) v", "for (int i = 1; i <= WARPS; ++i) v",
+        "emu.bounds", "past what is declared", "v += partial[i]",
+    ),
+    Fault(
+        "misaligned load", "v = load<T, VEC>(x + row + column);", "v = load<T, VEC>(x + row + column + (column == 560));",
+        "emu.misaligned", "which must be aligned to 16 bytes", DEREFERENCE,
+    ),
+    Fault(
+        "past the row", READ_AGAIN, READ_AGAIN.replace(">=", ">"),
+        "emu.bounds", "past the end of `gain` [1000] bf16, at `gain`[1000]", DEREFERENCE,
+    ),
+    Fault(
+        "row not stored", STORE, STORE.replace("    store", "    if (column) store"),
+        "emu.incomplete", "`out`[0, 0] of [2, 1000] bf16 was never written", "",
+    ),
+    Fault(
+        "every block the first row", "row = (size_t)blockIdx.x * width;\n  const int packs", "row = 0;\n  const int packs",
+        "emu.conflict", "`residual`[0, 0], which block 0 writes", DEREFERENCE,
+    ),
 ]  # fmt: skip
 
 

@@ -61,7 +61,8 @@ def test_a_box_is_loaded_with_zeros_outside_and_its_chunks_swizzled(case: dict[s
     image = np.empty(nbytes // 4, np.uint32)
     c0, c1, c2 = (*case["at"][::-1], 0)[:3]  # type: ignore[index]
     arguments = {
-        "map": Tiles(array, "read", case["box"], case["swizzle"]), "image": (image, "scratch"), "bytes": nbytes, "c0": c0, "c1": c1, "c2": c2,  # type: ignore[arg-type]
+        "map": Tiles(array, "read", case["box"], case["swizzle"]), "image": (image, "scratch"), "bytes": nbytes,  # type: ignore[arg-type]
+        "c0": c0, "c1": c1, "c2": c2,
     }  # fmt: skip
     run(SOURCE, f"load_box<{array.ndim}>", (1,), 32, arguments, schedule=schedule, shared=32768)  # type: ignore[arg-type]
     index, there = inside(case, array)

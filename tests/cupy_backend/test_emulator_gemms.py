@@ -52,7 +52,8 @@ def wgmma(
 ) -> Product:
     a, b, c = normal(1, m, k), normal(2, n, k), np.empty((m, n), np.float32)
     counters = run(
-        source, "wgmma_gemm<3>", (-(-n // 64), -(-m // 64)), 128, {"A": (a, "read"), "B": (b, "read"), "C": (c, "write"), "M": m, "N": n, "K": k},
+        source, "wgmma_gemm<3>", (-(-n // 64), -(-m // 64)), 128,
+        {"A": (a, "read"), "B": (b, "read"), "C": (c, "write"), "M": m, "N": n, "K": k},
         schedule=schedule, device=device, shared=3 * 16384,
     )  # fmt: skip
     return product(c, a, b, counters)
@@ -69,7 +70,8 @@ def pipelined(
     stored = [x.view(np.uint8) if dtype == "e4m3" else x for x in (a, b)]
     depth = 128 // np.dtype(numbers).itemsize
     arguments = {
-        "A": Tiles(stored[0], "read", (128, depth)), "B": Tiles(stored[1], "read", (128 // cluster, depth)), "D": Tiles(d, "write", (64, 64)), "K": k,
+        "A": Tiles(stored[0], "read", (128, depth)), "B": Tiles(stored[1], "read", (128 // cluster, depth)),
+        "D": Tiles(d, "write", (64, 64)), "K": k,
     }  # fmt: skip
     grid = (-(-n // 128), -(-m // (128 * cluster)) * cluster)
     counters = run(
@@ -79,7 +81,8 @@ def pipelined(
     return product(d, a, b, counters)
 
 
-# Sums of exact products in float32, in an order that is not said: k roundings of at most 2^-24 of the sum of magnitudes. A bf16 result is rounded once.
+# Sums of exact products in float32, in an order that is not said: k roundings of at most 2^-24 of the sum of magnitudes. A bf16 result is
+# rounded once more.
 def check(result: Product, k: int, *, bf16: bool = False) -> None:
     bound = k * 2.0**-24 * result.magnitude
     if bf16:
@@ -172,58 +175,113 @@ class Fault(NamedTuple):
     settings: dict[str, object] = {}  # noqa: RUF012
 
 
+PAIR: dict[str, object] = {"m": 256, "cluster": 2}
+FENCE = "    wgmma_fence();\n"
+WAIT = "    wgmma_wait<0>();\n    __syncthreads();\n"
+FULL = "mbarrier_wait(full + 8 * s, kt / STAGES % 2);"
+RELEASE = "      wgmma_wait<0>();\n      if (own < CLUSTER) "
+STAGED = "reinterpret_cast<uint32_t*>(memory"
 FAULTS = [
-    Fault("wait_group off by one", MMA, "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();", mma,
-          "emu.async", "a cp.async fills and nobody has waited for", "ldmatrix(a[i]"),
-    Fault("no barrier after the wait", MMA, "    __syncthreads();\n", "\n", mma, "emu.unwritten", "shared memory that was never written",
-          "ldmatrix("),
-    Fault("overlapping blocks", MMA, "blockIdx.y * BM", "blockIdx.y * (BM - 16)", mma, "emu.conflict",
-          "which block 0 writes in the same launch", "C[(size_t)m"),
-    Fault("a row past the end", MMA, "m < M && n < N", "n < N         ", mma, "emu.bounds", "past the end of `C` [77, 128] f32, at `C`[79, 4]", "C[(size_t)m",
-          {"m": 77}),
-    Fault("source rows not guarded", MMA, "first + r < limit && k < K", "k < K                     ", mma, "emu.bounds", "read of 16 bytes past the end of `A`",
-          "cp_async(to", {"m": 77}),
+    Fault(
+        "wait_group off by one", MMA, "cp_async_wait<STAGES - 2>();", "cp_async_wait<STAGES - 1>();", mma,
+        "emu.async", "a cp.async fills and nobody has waited for", "ldmatrix(a[i]",
+    ),
+    Fault("no barrier after the wait", MMA, "    __syncthreads();\n", "\n", mma, "emu.unwritten", "that was never written", "ldmatrix("),
+    Fault(
+        "overlapping blocks", MMA, "blockIdx.y * BM", "blockIdx.y * (BM - 16)", mma,
+        "emu.conflict", "which block 0 writes in the same launch", "C[(size_t)m",
+    ),
+    Fault(
+        "a row past the end", MMA, "m < M && n < N", "n < N", mma,
+        "emu.bounds", "past the end of `C` [77, 128] f32, at `C`[79, 4]", "C[(size_t)m", {"m": 77},
+    ),
+    Fault(
+        "source rows not guarded", MMA, "first + r < limit && k < K", "k < K", mma,
+        "emu.bounds", "read of 16 bytes past the end of `A`", "cp_async(to", {"m": 77},
+    ),
     Fault("no proxy fence", WGMMA, "    fence_async_proxy();\n", "\n", wgmma, "emu.fence", "without fence_async_proxy", "wgmma<bf16>"),
-    Fault("tile reused under wgmma", WGMMA, "    wgmma_wait<0>();\n    __syncthreads();\n", "    __syncthreads();\n\n", wgmma, "emu.async",
-          "cp.async to shared memory that an unfinished wgmma or bulk store reads", "cp_async("),
-    Fault("accumulators read before the wait", WGMMA, "    wgmma_wait<0>();\n    __syncthreads();\n", "    acc[0] += 1;\n    __syncthreads();\n", wgmma,
-          "emu.async", "accumulator of a wgmma that has not been waited for", "acc[0] += 1"),
-    Fault("no wgmma_fence", WGMMA, "    wgmma_fence();\n", "\n", wgmma, "emu.fence", "a wgmma without a wgmma_fence before it", "wgmma<bf16>"),
-    Fault("accumulators changed without a fence", WGMMA, "    wgmma_fence();\n", "    if (kt) acc[0] += 1; else wgmma_fence();\n", wgmma, "emu.fence",
-          "accumulators were written since the last wgmma", "wgmma<bf16>"),
-    Fault("full barrier skipped", PIPELINED, "mbarrier_wait(full + 8 * s, kt / STAGES % 2);", ";", pipelined, "emu.race",
-          "read by wgmma of shared memory that a copy that completes on an mbarrier wrote", "wgmma<T>"),
-    Fault("full barrier skipped later", PIPELINED, "mbarrier_wait(full + 8 * s, kt / STAGES % 2);", "if (kt < STAGES) mbarrier_wait(full + 8 * s, 0);",
-          pipelined, "emu.race", "that a copy that completes on an mbarrier wrote, with no barrier between", "wgmma<T>"),
-    Fault("empty barrier skipped", PIPELINED, "mbarrier_wait(empty + 8 * s, kt / STAGES % 2 ^ 1);", ";", pipelined, "emu.protocol",
-          "gets more in one phase", "mbarrier_arrive_expect"),
-    Fault("slot released before wgmma ends", PIPELINED, "      wgmma_wait<0>();\n      if (own < CLUSTER) ", "      wgmma_wait<1>();\n      if (own < CLUSTER) ",
-          pipelined, "emu.async", "write to shared memory that an unfinished wgmma or bulk store reads", "tma_load("),
-    Fault("wrong byte count", PIPELINED, "mbarrier_arrive_expect(bar, STAGE);", "mbarrier_arrive_expect(bar, STAGE + 128);", pipelined, "emu.deadlock",
-          "threads 128 to 383: in mbarrier_wait at"),
-    Fault("initialisation not visible to the copy engine", PIPELINED, "    mbarrier_init_fence();\n", "\n", pipelined, "emu.fence",
-          "mbarrier_init_fence is missing", "tma_load("),
-    Fault("no barrier after initialisation", PIPELINED, "  else __syncthreads();\n", "\n", pipelined, "emu.race",
-          "an mbarrier is used without a barrier after its initialisation by thread 0"),
-    Fault("consumers do not wait for each other", PIPELINED, "    barrier_sync(1, 256);\n", "\n", pipelined, "emu.race",
-          "write to shared memory that a wgmma of warpgroup", "reinterpret_cast<uint32_t*>(memory"),
-    Fault("store without a proxy fence", PIPELINED, "    fence_async_proxy();\n", "\n", pipelined, "emu.fence", "read by a bulk store", "tma_store("),
-    Fault("store without a barrier", PIPELINED, "    barrier_sync(2 + half, 128);\n", "\n", pipelined, "emu.race",
-          "that thread 128 reads, with no barrier between", "reinterpret_cast<uint32_t*>(memory"),
-    Fault("exit before the store has read", PIPELINED, "      bulk_wait_read<0>();\n", "\n", pipelined, "emu.protocol", "bulk_wait_read<0> are missing"),
-    Fault("too many registers", PIPELINED, "acquire_registers<232>", "acquire_registers<240>", pipelined, "emu.protocol", "66560 registers together",
-          "acquire_registers"),
-    Fault("empty barrier of the own block only", PIPELINED, "      if (own < CLUSTER) mbarrier_arrive_cluster(cluster_address(empty + 8 * s, own));",
-          "      if (own < CLUSTER) mbarrier_arrive(empty + 8 * s);", pipelined, "emu.race",
-          "of block 1 of the cluster", "tma_load_multicast(", {"m": 256, "cluster": 2}),
-    Fault("no cluster barrier after initialisation", PIPELINED, "  if (CLUSTER > 1) cluster_sync();\n  else", "  if (CLUSTER > 1) __syncthreads();\n  else", pipelined,
-          "emu.race", "an mbarrier is used without a barrier after its initialisation by thread 0 of block 1 of the cluster", "", {"m": 256, "cluster": 2}),
-    Fault("exit while the other block arrives", PIPELINED, "  if (CLUSTER > 1) cluster_sync();   // the other", "   // the other", pipelined,
-          "emu.protocol", "of the cluster, which has exited", "", {"m": 256, "cluster": 2}),
-    Fault("multicast past the cluster", PIPELINED, "(1 << CLUSTER) - 1, kt", "(2 << CLUSTER) - 1, kt", pipelined, "emu.bounds", "of a cluster of 2",
-          "tma_load_multicast(", {"m": 256, "cluster": 2}),
-    Fault("tile begins inside the swizzle's pattern", PIPELINED, "const uint32_t base = shared_address(memory),", "const uint32_t base = shared_address(memory) + 128,",
-          pipelined, "emu.misaligned", "TMA with a 128-byte swizzle", "tma_load("),
+    Fault(
+        "tile reused under wgmma", WGMMA, WAIT, "    __syncthreads();\n\n", wgmma,
+        "emu.async", "cp.async to shared memory that an unfinished wgmma or bulk store reads", "cp_async(",
+    ),
+    Fault(
+        "accumulators read before the wait", WGMMA, WAIT, "    acc[0] += 1;\n    __syncthreads();\n", wgmma,
+        "emu.async", "accumulator of a wgmma that has not been waited for", "acc[0] += 1",
+    ),
+    Fault("no wgmma_fence", WGMMA, FENCE, "\n", wgmma, "emu.fence", "a wgmma without a wgmma_fence before it", "wgmma<bf16>"),
+    Fault(
+        "accumulators changed without a fence", WGMMA, FENCE, "    if (kt) acc[0] += 1; else wgmma_fence();\n", wgmma,
+        "emu.fence", "accumulators were written since the last wgmma", "wgmma<bf16>",
+    ),
+    Fault(
+        "full barrier skipped", PIPELINED, FULL, ";", pipelined,
+        "emu.race", "read by wgmma of shared memory that a copy that completes on an mbarrier wrote", "wgmma<T>",
+    ),
+    Fault(
+        "full barrier skipped later", PIPELINED, FULL, "if (kt < STAGES) mbarrier_wait(full + 8 * s, 0);", pipelined,
+        "emu.race", "that a copy that completes on an mbarrier wrote, with no barrier between", "wgmma<T>",
+    ),
+    Fault(
+        "empty barrier skipped", PIPELINED, "mbarrier_wait(empty + 8 * s, kt / STAGES % 2 ^ 1);", ";", pipelined,
+        "emu.protocol", "gets more in one phase", "mbarrier_arrive_expect",
+    ),
+    Fault(
+        "slot released before wgmma ends", PIPELINED, RELEASE, RELEASE.replace("<0>", "<1>"), pipelined,
+        "emu.async", "write to shared memory that an unfinished wgmma or bulk store reads", "tma_load(",
+    ),
+    Fault(
+        "wrong byte count", PIPELINED, "mbarrier_arrive_expect(bar, STAGE);", "mbarrier_arrive_expect(bar, STAGE + 128);", pipelined,
+        "emu.deadlock", "threads 128 to 383: in mbarrier_wait at",
+    ),
+    Fault(
+        "initialisation not visible to the copy engine", PIPELINED, "    mbarrier_init_fence();\n", "\n", pipelined,
+        "emu.fence", "mbarrier_init_fence is missing", "tma_load(",
+    ),
+    Fault(
+        "no barrier after initialisation", PIPELINED, "  else __syncthreads();\n", "\n", pipelined,
+        "emu.race", "an mbarrier is used without a barrier after its initialisation by thread 0",
+    ),
+    Fault(
+        "consumers do not wait for each other", PIPELINED, "    barrier_sync(1, 256);\n", "\n", pipelined,
+        "emu.race", "write to shared memory that a wgmma of warpgroup", STAGED,
+    ),
+    Fault(
+        "store without a proxy fence", PIPELINED, "    fence_async_proxy();\n", "\n", pipelined,
+        "emu.fence", "read by a bulk store", "tma_store(",
+    ),
+    Fault(
+        "store without a barrier", PIPELINED, "    barrier_sync(2 + half, 128);\n", "\n", pipelined,
+        "emu.race", "that thread 128 reads, with no barrier between", STAGED,
+    ),
+    Fault(
+        "exit before the store has read", PIPELINED, "      bulk_wait_read<0>();\n", "\n", pipelined,
+        "emu.protocol", "bulk_wait_read<0> are missing",
+    ),
+    Fault(
+        "too many registers", PIPELINED, "acquire_registers<232>", "acquire_registers<240>", pipelined,
+        "emu.protocol", "66560 registers together", "acquire_registers",
+    ),
+    Fault(
+        "empty barrier of the own block only", PIPELINED, "mbarrier_arrive_cluster(cluster_address(empty + 8 * s, own));",
+        "mbarrier_arrive(empty + 8 * s);", pipelined, "emu.race", "of block 1 of the cluster", "tma_load_multicast(", PAIR,
+    ),
+    Fault(
+        "no cluster barrier after initialisation", PIPELINED, "  if (CLUSTER > 1) cluster_sync();\n  else",
+        "  if (CLUSTER > 1) __syncthreads();\n  else", pipelined, "emu.race",
+        "an mbarrier is used without a barrier after its initialisation by thread 0 of block 1 of the cluster", "", PAIR,
+    ),
+    Fault(
+        "exit while the other block arrives", PIPELINED, "  if (CLUSTER > 1) cluster_sync();  // the other", "  // the other", pipelined,
+        "emu.protocol", "of the cluster, which has exited", "", PAIR,
+    ),
+    Fault(
+        "multicast past the cluster", PIPELINED, "(1 << CLUSTER) - 1,", "(2 << CLUSTER) - 1,", pipelined,
+        "emu.bounds", "of a cluster of 2", "tma_load_multicast(", PAIR,
+    ),
+    Fault(
+        "tile begins inside the swizzle's pattern", PIPELINED, "base = shared_address(memory),", "base = shared_address(memory) + 128,",
+        pipelined, "emu.misaligned", "TMA with a 128-byte swizzle", "tma_load(",
+    ),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from cupy_backend.emulator import EmulatedDevice, Schedule
 from cupy_backend.errors import KernelError
 from cupy_backend.launch import Launch
-from tests.cupy_backend.running import KERNELS, launch_of, line_of
+from tests.cupy_backend.running import FIFO, KERNELS, launch_of, line_of
 
 SOURCE = KERNELS / "rules.cu"
 ORDERS = [Schedule(order, timing, 5) for order, timing in (("fifo", "late"), ("lifo", "early"), ("random", "random"))]
@@ -83,7 +83,7 @@ def launch(rule: Rule, right: bool) -> Launch:
     return launch_of(SOURCE, f"{rule.name}<{'true' if right else 'false'}>", (rule.blocks,), rule.threads, given, **rule.settings)  # type: ignore[arg-type]
 
 
-def run(rule: Rule, *, right: bool, schedule: Schedule = Schedule(), checked: bool = True) -> dict[str, np.ndarray]:
+def run(rule: Rule, *, right: bool, schedule: Schedule = FIFO, checked: bool = True) -> dict[str, np.ndarray]:
     record = launch(rule, right)
     device = EmulatedDevice(checked=checked, schedule=schedule)
     memory = {name: device.empty(array.shape, array.dtype) for name, array in record.arrays().items()}

@@ -1,4 +1,4 @@
-"""The prelude's conversions and functions on the host: conversions bit for bit what poem/dtypes does, functions within their stated errors."""
+"""The prelude's conversions and functions on the host: conversions are bit for bit those of poem/dtypes, functions err as stated."""
 
 import ml_dtypes
 import numpy as np
@@ -141,7 +141,8 @@ def test_an_approximate_function_errs_by_what_its_instruction_may_and_not_by_les
 def test_approximate_functions_keep_the_manuals_special_values(approximated: dict[str, np.ndarray]) -> None:
     inf, nan = np.inf, np.nan
     wanted = {  # of 0, -0, inf, -inf, nan, and of a subnormal and its negative, which count as zeros
-        "exp2": [1, 1, inf, 0, nan, 1, 1], "log2": [-inf, -inf, inf, nan, nan, -inf, -inf], "reciprocal": [inf, -inf, 0, -0.0, nan, inf, -inf],
+        "exp2": [1, 1, inf, 0, nan, 1, 1], "log2": [-inf, -inf, inf, nan, nan, -inf, -inf],
+        "reciprocal": [inf, -inf, 0, -0.0, nan, inf, -inf],
         "rsqrt": [inf, -inf, 0, nan, nan, inf, -inf], "tanh": [0, -0.0, 1, -1, nan],
     }  # fmt: skip
     for name, want in wanted.items():

@@ -36,7 +36,7 @@ __global__ void approximate(const float* x, float* exp2, float* log2, float* rec
     tanh[i] = tanh_approx(x[i]);
   }
 }
-template <int TABLE> __global__ void logic(const uint32_t* x, uint32_t* out) {   // x: 3 words for each thread
+template <int TABLE> __global__ void logic(const uint32_t* x, uint32_t* out) {  // x: 3 words for each thread
   const uint32_t* w = x + 3 * threadIdx.x;
   out[2 * threadIdx.x] = lop3<TABLE>(w[0], w[1], w[2]);
   out[2 * threadIdx.x + 1] = permute_bytes(w[0], w[1], w[2]);
@@ -75,9 +75,8 @@ template <class T> __global__ void multiply(const uint32_t* a, const uint32_t* b
 
 // -------------------------------------------------------------------------------------------------------------- warpgroups
 // d = a b + d for operands whose images in shared memory are given, `bytes` each, with the offsets of their descriptors.
-template <class T, int N, Swizzle SA, Swizzle SB, bool TA, bool TB>
-__global__ void __launch_bounds__(128) multiply_shared(const uint4* a, const uint4* b, float* d, int bytes, int leading_a, int stride_a, int leading_b,
-                                                       int stride_b) {
+template <class T, int N, Swizzle SA, Swizzle SB, bool TA, bool TB> __global__ void __launch_bounds__(128)
+    multiply_shared(const uint4* a, const uint4* b, float* d, int bytes, int leading_a, int stride_a, int leading_b, int stride_b) {
   POEM_DYNAMIC_SHARED(memory);
   for (int i = threadIdx.x; i < bytes / 16; i += 128) {
     reinterpret_cast<uint4*>(memory)[i] = a[i];
@@ -94,8 +93,8 @@ __global__ void __launch_bounds__(128) multiply_shared(const uint4* a, const uin
   wgmma_wait<0>();
   for (int i = 0; i < N / 2; ++i) d[threadIdx.x * (N / 2) + i] = rd[i];
 }
-template <class T, int N, Swizzle SB, bool TB>
-__global__ void __launch_bounds__(128) multiply_registers(const uint32_t* a, const uint4* b, float* d, int bytes, int leading_b, int stride_b) {
+template <class T, int N, Swizzle SB, bool TB> __global__ void __launch_bounds__(128)
+    multiply_registers(const uint32_t* a, const uint4* b, float* d, int bytes, int leading_b, int stride_b) {
   POEM_DYNAMIC_SHARED(memory);
   for (int i = threadIdx.x; i < bytes / 16; i += 128) reinterpret_cast<uint4*>(memory)[i] = b[i];
   uint32_t ra[4];
@@ -129,7 +128,8 @@ template <int RANK> __global__ void load_box(const __grid_constant__ TensorMap m
   mbarrier_wait(shared_address(bar), 0);
   for (int i = threadIdx.x; i < bytes / 4; i += 32) image[i] = reinterpret_cast<const uint32_t*>(memory)[i];
 }
-template <int RANK> __global__ void store_box(const __grid_constant__ TensorMap map, const uint32_t* image, int bytes, int c0, int c1, int c2) {
+template <int RANK>
+__global__ void store_box(const __grid_constant__ TensorMap map, const uint32_t* image, int bytes, int c0, int c1, int c2) {
   POEM_DYNAMIC_SHARED(memory);
   for (int i = threadIdx.x; i < bytes / 4; i += 32) reinterpret_cast<uint32_t*>(memory)[i] = image[i];
   fence_async_proxy();

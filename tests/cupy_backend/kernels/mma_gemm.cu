@@ -4,13 +4,12 @@ using namespace poem;
 
 // Where 16-byte chunk `chunk` of a row of a tile lies: XOR swizzled, so that ldmatrix has no bank conflicts.
 template <int BK> POEM_DEVICE uint32_t place(int row, int chunk) {
-  constexpr int CHUNKS = BK / 8, SHIFT = CHUNKS == 4 ? 1 : 0;   // rows of 64 bytes: two share a bank line
+  constexpr int CHUNKS = BK / 8, SHIFT = CHUNKS == 4 ? 1 : 0;  // rows of 64 bytes: two share a bank line
   return (row * CHUNKS + (chunk ^ (row >> SHIFT & (CHUNKS - 1)))) * 16;
 }
 
-template <int BM, int BN, int BK, int STAGES, int WARPS_M, int WARPS_N>
-__global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) mma_gemm(const bf16* __restrict__ A, const bf16* __restrict__ B, float* __restrict__ C, int M,
-                                                                  int N, int K) {
+template <int BM, int BN, int BK, int STAGES, int WARPS_M, int WARPS_N> __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32)
+    mma_gemm(const bf16* __restrict__ A, const bf16* __restrict__ B, float* __restrict__ C, int M, int N, int K) {
   constexpr int T = WARPS_M * WARPS_N * 32, CHUNKS = BK / 8, WM = BM / WARPS_M, WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8;
   constexpr int A_BYTES = BM * BK * 2, STAGE = A_BYTES + BN * BK * 2;
   static_assert(NT % 2 == 0 && BK % 16 == 0, "tile shape");

@@ -1,14 +1,13 @@
 // D[M, N] (bf16) = A[M, K] B[N, K]^T, tiles of 128 x 128 x 128 bytes: a producer warpgroup feeds a ring by TMA, two consumer warpgroups
-// multiply by wgmma and store by TMA. With CLUSTER = 2, two blocks above each other share the tiles of B by multicast. T is bf16 or e4m3; sums of
-// e4m3 products are promoted to float32 after every tile. For tests of the emulator.
+// multiply by wgmma and store by TMA. With CLUSTER = 2, two blocks above each other share the tiles of B by multicast. T is bf16 or e4m3;
+// sums of e4m3 products are promoted to float32 after every tile. For tests of the emulator.
 #include "prelude.cuh"
 using namespace poem;
 
-template <class T, int STAGES, int CLUSTER>
-__global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(384, 1)
+template <class T, int STAGES, int CLUSTER> __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(384, 1)
     pipelined_gemm(const __grid_constant__ TensorMap A, const __grid_constant__ TensorMap B, const __grid_constant__ TensorMap D, int K) {
   constexpr int BM = 128, BN = 128, BK = 128 / sizeof(T), A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE = A_BYTES + B_BYTES;
-  constexpr int SHARE = BN / CLUSTER;   // rows of B that this block loads for all
+  constexpr int SHARE = BN / CLUSTER;  // rows of B that this block loads for all
   POEM_DYNAMIC_SHARED(memory);
   POEM_SHARED(uint64_t, bars, [2 * STAGES]);
   const int t = threadIdx.x, group = t / 128, tiles = (K + BK - 1) / BK;
@@ -43,11 +42,12 @@ __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(384, 1)
       const int s = kt % STAGES;
       mbarrier_wait(full + 8 * s, kt / STAGES % 2);
       const uint32_t sa = base + s * STAGE + half * 64 * 128, sb = base + s * STAGE + A_BYTES;
-      float(&sum)[64] = sizeof(T) == 1 ? tile_acc : acc;
+      float (&sum)[64] = sizeof(T) == 1 ? tile_acc : acc;
       wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk)
-        wgmma<T>(sum, row_descriptor<Swizzle::bytes128>(sa + kk * 32), row_descriptor<Swizzle::bytes128>(sb + kk * 32), sizeof(T) == 2 || kk > 0);
+        wgmma<T>(sum, row_descriptor<Swizzle::bytes128>(sa + kk * 32), row_descriptor<Swizzle::bytes128>(sb + kk * 32),
+                 sizeof(T) == 2 || kk > 0);
       wgmma_commit();
       wgmma_wait<0>();
       if (own < CLUSTER) mbarrier_arrive_cluster(cluster_address(empty + 8 * s, own));
@@ -57,7 +57,7 @@ __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(384, 1)
     }
     // The ring is free: this warpgroup's last products, which read both halves of it, are not the other's.
     barrier_sync(1, 256);
-    const uint32_t staging = base + half * 64 * 256;   // two tiles of 64 x 64 bf16
+    const uint32_t staging = base + half * 64 * 256;  // two tiles of 64 x 64 bf16
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -74,5 +74,5 @@ __global__ void __cluster_dims__(1, CLUSTER, 1) __launch_bounds__(384, 1)
       bulk_wait_read<0>();
     }
   }
-  if (CLUSTER > 1) cluster_sync();   // the other block may still write into this one's shared memory
+  if (CLUSTER > 1) cluster_sync();  // the other block may still write into this one's shared memory
 }

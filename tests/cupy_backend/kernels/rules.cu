@@ -1,35 +1,36 @@
 // One kernel for each rule that the emulator checks. RIGHT keeps it; otherwise the line marked with the rule's name breaks it.
-// All take (in, out, count): 1024 unsigned numbers each, and 8 counters that are zero. One block of 128 threads unless the test says otherwise.
+// All take (in, out, count): 1024 unsigned numbers each, and 8 counters that are zero. One block of 128 threads unless the test says
+// otherwise.
 #include "prelude.cuh"
 using namespace poem;
 #define RULE(name) template <bool RIGHT> __global__ void name(const uint32_t* in, uint32_t* out, uint32_t* count)
 #define ME (blockIdx.x * blockDim.x + threadIdx.x)
 
 // ------------------------------------------------------------------------------------------------------------ global memory
-RULE(past_the_end) { out[RIGHT ? ME : ME + 8 * blockDim.x * gridDim.x] = in[ME]; }   // past_the_end
-RULE(before_the_start) { out[ME] = in[(int)ME - (RIGHT ? 0 : 3)]; }                  // before_the_start
+RULE(past_the_end) { out[RIGHT ? ME : ME + 8 * blockDim.x * gridDim.x] = in[ME]; }  // past_the_end
+RULE(before_the_start) { out[ME] = in[(int)ME - (RIGHT ? 0 : 3)]; }                 // before_the_start
 RULE(read_only_input) {
   out[ME] = 1;
-  if (!RIGHT) const_cast<uint32_t*>(in)[ME] = 1;   // read_only_input
+  if (!RIGHT) const_cast<uint32_t*>(in)[ME] = 1;  // read_only_input
 }
-RULE(aligned_access) { out[ME] = reinterpret_cast<const Pack<uint32_t, 4>*>(in + (RIGHT ? 4 : 1) * ME)->at[0]; }   // aligned_access
+RULE(aligned_access) { out[ME] = reinterpret_cast<const Pack<uint32_t, 4>*>(in + (RIGHT ? 4 : 1) * ME)->at[0]; }  // aligned_access
 RULE(output_read_before_written) {
   if (RIGHT) out[ME] = 0;
-  out[ME] += in[ME];   // output_read_before_written
+  out[ME] += in[ME];  // output_read_before_written
 }
 RULE(output_complete) {
   if (RIGHT || ME != 77) out[ME] = in[ME];
 }
 RULE(constant_load) {
   out[ME] = 1;
-  out[ME] = load_constant(RIGHT ? in + ME : out + ME);   // constant_load
+  out[ME] = load_constant(RIGHT ? in + ME : out + ME);  // constant_load
 }
-RULE(null_pointer) { out[ME] = RIGHT ? in[ME] : *reinterpret_cast<const uint32_t*>(8 * ME); }   // null_pointer
+RULE(null_pointer) { out[ME] = RIGHT ? in[ME] : *reinterpret_cast<const uint32_t*>(8 * ME); }  // null_pointer
 // Two blocks. A block may not use what the other one writes,
-RULE(blocks_write_apart) { out[RIGHT ? ME : threadIdx.x] = in[ME]; }   // blocks_write_apart
+RULE(blocks_write_apart) { out[RIGHT ? ME : threadIdx.x] = in[ME]; }  // blocks_write_apart
 RULE(blocks_read_apart) {
   out[ME] = in[ME];
-  if (!RIGHT) count[7] = out[threadIdx.x];   // blocks_read_apart
+  if (!RIGHT) count[7] = out[threadIdx.x];  // blocks_read_apart
 }
 // unless it learned of it: the last block to arrive adds up what all wrote.
 RULE(last_block) {
@@ -44,7 +45,7 @@ RULE(last_block) {
   if (arrived[0] == gridDim.x - 1) {
     __threadfence();
     uint32_t sum = 0;
-    for (uint32_t b = 0; b < gridDim.x; ++b) sum += out[b * blockDim.x + threadIdx.x];   // last_block
+    for (uint32_t b = 0; b < gridDim.x; ++b) sum += out[b * blockDim.x + threadIdx.x];  // last_block
     if (threadIdx.x == 0) count[1] = sum;
   }
 }
@@ -54,12 +55,12 @@ RULE(last_block_by_acquire) {
   __syncthreads();
   if (threadIdx.x == 0) arrived[0] = RIGHT ? atomic_add_acq_rel(count, 1) : atomicAdd(count, 1u);
   __syncthreads();
-  if (arrived[0] == gridDim.x - 1) count[1 + threadIdx.x % 4] = out[ME ^ 128];   // last_block_by_acquire
+  if (arrived[0] == gridDim.x - 1) count[1 + threadIdx.x % 4] = out[ME ^ 128];  // last_block_by_acquire
 }
 // In a launch that overlaps its predecessor.
 RULE(dependency_wait) {
   if (RIGHT) grid_dependency_wait();
-  out[ME] = in[ME];   // dependency_wait
+  out[ME] = in[ME];  // dependency_wait
   grid_dependency_launch();
 }
 
@@ -68,7 +69,7 @@ RULE(shared_barrier) {
   POEM_SHARED(uint32_t, words, [128]);
   words[threadIdx.x] = in[ME];
   if (RIGHT) __syncthreads();
-  out[ME] = words[threadIdx.x ^ 64];   // shared_barrier
+  out[ME] = words[threadIdx.x ^ 64];  // shared_barrier
 }
 RULE(shared_barrier_before_reuse) {
   POEM_SHARED(uint32_t, words, [128]);
@@ -76,29 +77,29 @@ RULE(shared_barrier_before_reuse) {
   __syncthreads();
   out[ME] = words[0];
   if (RIGHT) __syncthreads();
-  if (threadIdx.x == 5) words[0] = 0;   // shared_barrier_before_reuse
+  if (threadIdx.x == 5) words[0] = 0;  // shared_barrier_before_reuse
 }
 RULE(warp_barrier_in_a_warp) {
   POEM_SHARED(uint32_t, words, [128]);
   words[threadIdx.x] = in[ME];
   if (RIGHT) __syncwarp();
-  out[ME] = words[threadIdx.x ^ 1];   // warp_barrier_in_a_warp
+  out[ME] = words[threadIdx.x ^ 1];  // warp_barrier_in_a_warp
 }
 RULE(shared_written_first) {
   POEM_SHARED(uint32_t, words, [128]);
   if (RIGHT || threadIdx.x != 5) words[threadIdx.x] = in[ME];
   __syncthreads();
-  out[ME] = words[threadIdx.x];   // shared_written_first
+  out[ME] = words[threadIdx.x];  // shared_written_first
 }
 RULE(shared_bounds) {
   POEM_SHARED(uint32_t, words, [128]);
-  words[threadIdx.x + (RIGHT ? 0 : 1)] = in[ME];   // shared_bounds
+  words[threadIdx.x + (RIGHT ? 0 : 1)] = in[ME];  // shared_bounds
   out[ME] = 0;
 }
 RULE(shared_bytes_apart) {
   POEM_SHARED(uint8_t, bytes, [256]);
   bytes[threadIdx.x] = 1;
-  if (!RIGHT) bytes[threadIdx.x / 2] = 2;   // shared_bytes_apart
+  if (!RIGHT) bytes[threadIdx.x / 2] = 2;  // shared_bytes_apart
   out[ME] = bytes[threadIdx.x];
 }
 RULE(shared_atomics) {
@@ -107,20 +108,20 @@ RULE(shared_atomics) {
   __syncthreads();
   atomicAdd(sum, in[ME]);
   if (RIGHT) __syncthreads();
-  out[ME] = threadIdx.x == 0 ? sum[0] : 0;   // shared_atomics
+  out[ME] = threadIdx.x == 0 ? sum[0] : 0;  // shared_atomics
 }
 RULE(barrier_at_one_place) {
   if (RIGHT || threadIdx.x < 64) __syncthreads();
-  else __syncthreads();   // barrier_at_one_place
+  else __syncthreads();  // barrier_at_one_place
   out[ME] = in[ME];
 }
 RULE(barrier_before_exit) {
   out[ME] = in[ME];
   if (!RIGHT && threadIdx.x >= 96) return;
-  __syncthreads();   // barrier_before_exit
+  __syncthreads();  // barrier_before_exit
 }
 RULE(named_barrier_count) {
-  barrier_sync(1, RIGHT || threadIdx.x < 64 ? 128 : 64);   // named_barrier_count
+  barrier_sync(1, RIGHT || threadIdx.x < 64 ? 128 : 64);  // named_barrier_count
   out[ME] = in[ME];
 }
 RULE(named_barrier_orders) {
@@ -132,7 +133,7 @@ RULE(named_barrier_orders) {
   } else {
     if (RIGHT) barrier_sync(2, 128);
     else barrier_arrive(2, 128);
-    out[ME] = words[threadIdx.x - 64];   // named_barrier_orders
+    out[ME] = words[threadIdx.x - 64];  // named_barrier_orders
   }
 }
 
@@ -140,12 +141,12 @@ RULE(named_barrier_orders) {
 RULE(lanes_together) {
   uint32_t v = in[ME];
   if (RIGHT || threadIdx.x % 32 < 16) v = __shfl_xor_sync(~0u, v, 1);
-  else v = __ballot_sync(~0u, v);   // lanes_together
+  else v = __ballot_sync(~0u, v);  // lanes_together
   out[ME] = v;
 }
 RULE(shuffle_inside_its_mask) {
   uint32_t v = in[ME];
-  if (threadIdx.x % 32 < 16) v = __shfl_sync(0xffffu, v, RIGHT ? 3 : 20);   // shuffle_inside_its_mask
+  if (threadIdx.x % 32 < 16) v = __shfl_sync(0xffffu, v, RIGHT ? 3 : 20);  // shuffle_inside_its_mask
   out[ME] = v;
 }
 RULE(matrix_row_alignment) {
@@ -153,7 +154,7 @@ RULE(matrix_row_alignment) {
   tile[threadIdx.x] = threadIdx.x;
   __syncthreads();
   uint32_t r[1];
-  ldmatrix(r, shared_address(tile) + threadIdx.x % 8 * 16 + (RIGHT ? 0 : 2));   // matrix_row_alignment
+  ldmatrix(r, shared_address(tile) + threadIdx.x % 8 * 16 + (RIGHT ? 0 : 2));  // matrix_row_alignment
   out[ME] = r[0];
 }
 
@@ -165,11 +166,11 @@ RULE(copy_wait) {
   if (RIGHT) cp_async_wait<0>();
   else cp_async_wait<1>();
   __syncthreads();
-  out[ME] = words[(4 * threadIdx.x + 8) % 512];   // copy_wait
+  out[ME] = words[(4 * threadIdx.x + 8) % 512];  // copy_wait
 }
 RULE(copy_alignment) {
   POEM_SHARED(uint32_t, words, [128]);
-  cp_async<4>(shared_address(words) + 4 * threadIdx.x + (RIGHT ? 0 : 2), in + ME);   // copy_alignment
+  cp_async<4>(shared_address(words) + 4 * threadIdx.x + (RIGHT ? 0 : 2), in + ME);  // copy_alignment
   cp_async_commit();
   cp_async_wait<0>();
   out[ME] = words[threadIdx.x];
@@ -180,7 +181,7 @@ RULE(copy_over_readers) {
   __syncthreads();
   out[ME] = words[0];
   if (RIGHT) __syncthreads();
-  if (threadIdx.x == 5) cp_async<4>(shared_address(words), in + ME);   // copy_over_readers
+  if (threadIdx.x == 5) cp_async<4>(shared_address(words), in + ME);  // copy_over_readers
   cp_async_commit();
   cp_async_wait<0>();
 }
@@ -192,7 +193,7 @@ RULE(copies_through_an_mbarrier) {
   cp_async<4>(shared_address(words + threadIdx.x), in + ME);
   cp_async_mbarrier_arrive(shared_address(bar));
   if (RIGHT) mbarrier_wait(shared_address(bar), 0);
-  out[ME] = words[threadIdx.x ^ 64];   // copies_through_an_mbarrier
+  out[ME] = words[threadIdx.x ^ 64];  // copies_through_an_mbarrier
 }
 RULE(bulk_copy_wait) {
   POEM_SHARED(uint64_t, bar, [1]);
@@ -205,13 +206,13 @@ RULE(bulk_copy_wait) {
   }
   __syncthreads();
   if (RIGHT || threadIdx.x != 9) mbarrier_wait(shared_address(bar), 0);
-  out[ME] = words[threadIdx.x];   // bulk_copy_wait
+  out[ME] = words[threadIdx.x];  // bulk_copy_wait
 }
 RULE(mbarrier_arrivals) {
   POEM_SHARED(uint64_t, bar, [1]);
   if (threadIdx.x == 0) mbarrier_init(shared_address(bar), RIGHT ? 128 : 127);
   __syncthreads();
-  if (threadIdx.x) mbarrier_arrive(shared_address(bar));   // mbarrier_arrivals
+  if (threadIdx.x) mbarrier_arrive(shared_address(bar));  // mbarrier_arrivals
   else mbarrier_arrive_expect(shared_address(bar), 16);
   out[ME] = in[ME];
 }
@@ -219,7 +220,7 @@ RULE(mbarrier_initialised) {
   POEM_SHARED(uint64_t, bar, [1]);
   if (threadIdx.x == 0) mbarrier_init(shared_address(bar), 128);
   if (RIGHT) __syncthreads();
-  mbarrier_arrive(shared_address(bar));   // mbarrier_initialised
+  mbarrier_arrive(shared_address(bar));  // mbarrier_initialised
   mbarrier_wait(shared_address(bar), 0);
   out[ME] = in[ME];
 }
@@ -229,7 +230,7 @@ RULE(bulk_store_fence) {
   if (RIGHT) fence_async_proxy();
   __syncthreads();
   if (threadIdx.x == 0) {
-    bulk_store(out + ME, shared_address(words), 512);   // bulk_store_fence
+    bulk_store(out + ME, shared_address(words), 512);  // bulk_store_fence
     bulk_commit();
     bulk_wait_read<0>();
   }
@@ -243,7 +244,7 @@ RULE(bulk_store_reuse) {
     bulk_store(out + ME, shared_address(words), 512);
     bulk_commit();
     if (RIGHT) bulk_wait_read<0>();
-    words[0] = 0;   // bulk_store_reuse
+    words[0] = 0;  // bulk_store_reuse
     bulk_wait<0>();
   }
 }
@@ -265,12 +266,12 @@ RULE(cluster_barrier) {
   words[threadIdx.x] = in[ME];
   if (RIGHT) cluster_sync();
   else __syncthreads();
-  out[ME] = cluster_pointer(words, cluster_rank() ^ 1)[threadIdx.x];   // cluster_barrier
+  out[ME] = cluster_pointer(words, cluster_rank() ^ 1)[threadIdx.x];  // cluster_barrier
   cluster_sync();
 }
 RULE(cluster_arrive_once) {
   cluster_arrive();
-  if (!RIGHT && cluster_rank() == 1 && threadIdx.x == 100) cluster_arrive();   // cluster_arrive_once
+  if (!RIGHT && cluster_rank() == 1 && threadIdx.x == 100) cluster_arrive();  // cluster_arrive_once
   cluster_wait();
   out[ME] = in[ME];
 }
@@ -282,7 +283,7 @@ RULE(cluster_exit) {
   else out[ME] = 0;
   if (RIGHT) cluster_sync();
   __syncthreads();
-  if (!RIGHT) count[1 + cluster_rank()] = cluster_pointer(words, cluster_rank() ^ 1)[threadIdx.x];   // cluster_exit
+  if (!RIGHT) count[1 + cluster_rank()] = cluster_pointer(words, cluster_rank() ^ 1)[threadIdx.x];  // cluster_exit
 }
 RULE(remote_arrival) {
   POEM_SHARED(uint64_t, bar, [1]);
@@ -295,14 +296,14 @@ RULE(remote_arrival) {
   cluster_pointer(words, cluster_rank() ^ 1)[threadIdx.x] = in[ME];
   mbarrier_arrive_cluster(cluster_address(shared_address(bar), cluster_rank() ^ 1));
   if (RIGHT) mbarrier_wait(shared_address(bar), 0);
-  out[ME] = words[threadIdx.x];   // remote_arrival
+  out[ME] = words[threadIdx.x];  // remote_arrival
   cluster_sync();
 }
 
 // ------------------------------------------------------------------------------------------------------------- warpgroups
-RULE(register_budget) {   // 384 threads
+RULE(register_budget) {  // 384 threads
   if (threadIdx.x < 128) release_registers<40>();
-  else acquire_registers<RIGHT ? 232 : 240>();   // register_budget
+  else acquire_registers<RIGHT ? 232 : 240>();  // register_budget
   out[ME] = in[ME];
 }
 RULE(matrix_pattern) {
@@ -310,16 +311,17 @@ RULE(matrix_pattern) {
   for (int i = threadIdx.x; i < 8192; i += 128) reinterpret_cast<uint32_t*>(memory)[i] = 0;
   fence_async_proxy();
   __syncthreads();
-  const uint32_t base = shared_address(memory);
+  const uint64_t a = row_descriptor<Swizzle::bytes128>(shared_address(memory) + (RIGHT ? 1024 : 128));
+  const uint64_t b = row_descriptor<Swizzle::bytes128>(shared_address(memory));
   float d[4] = {};
   wgmma_fence();
-  wgmma<bf16>(d, row_descriptor<Swizzle::bytes128>(base + (RIGHT ? 1024 : 128)), row_descriptor<Swizzle::bytes128>(base), true);   // matrix_pattern
+  wgmma<bf16>(d, a, b, true);  // matrix_pattern
   wgmma_commit();
   wgmma_wait<0>();
   out[ME] = in[ME] + (uint32_t)d[0];
 }
 RULE(stack_size) {
   volatile uint32_t big[RIGHT ? 8 : 40000];
-  for (int i = 0; i < (RIGHT ? 8 : 40000); ++i) big[i] = in[ME];   // stack_size
+  for (int i = 0; i < (RIGHT ? 8 : 40000); ++i) big[i] = in[ME];  // stack_size
   out[ME] = big[3];
 }

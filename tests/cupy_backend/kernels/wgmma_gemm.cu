@@ -1,9 +1,10 @@
-// C[M, N] (float) = A[M, K] B[N, K]^T, bf16, tiles of 64 x 64: one warpgroup, cp.async into the 128-byte swizzle, wgmma. For tests of the emulator.
+// C[M, N] (float) = A[M, K] B[N, K]^T, bf16, tiles of 64 x 64: one warpgroup, cp.async into the 128-byte swizzle, wgmma. For tests of the
+// emulator.
 #include "prelude.cuh"
 using namespace poem;
 
-template <int STAGES>
-__global__ void __launch_bounds__(128) wgmma_gemm(const bf16* __restrict__ A, const bf16* __restrict__ B, float* __restrict__ C, int M, int N, int K) {
+template <int STAGES> __global__ void __launch_bounds__(128)
+    wgmma_gemm(const bf16* __restrict__ A, const bf16* __restrict__ B, float* __restrict__ C, int M, int N, int K) {
   constexpr int TILE = 64 * 128, STAGE = 2 * TILE;
   POEM_DYNAMIC_SHARED(memory);
   const int t = threadIdx.x, lane = t % 32, warp = t / 32;
