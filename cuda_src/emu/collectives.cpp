@@ -62,7 +62,7 @@ static size_t join(unsigned mask, const char* operation, Site site) {
   for (size_t i = 0; i < all.size(); ++i) {
     Collective& c = all[i];
     if (c.arrived != c.mask && c.mask & mask) {
-      if (c.mask != mask || strcmp(c.operation, operation))
+      if (c.mask != mask || (c.operation != operation && strcmp(c.operation, operation)))
         fail("emu.divergence", concat("lanes of a warp diverge: ", operation, " meets ", c.operation, " of other lanes"), site);
       return i;
     }
