@@ -76,9 +76,9 @@ class _Statistics(ctypes.Structure):
 
 
 def _build_runtime() -> Path:
-    files = sorted((sources.folder() / "emu").glob("*.cpp"))
-    text = "".join(f'#include "{path}"\n' for path in files)  # one translation unit: the headers are read once
-    return host_compiler.build_library("emulator", text, RUNTIME_FLAGS, sources.emulator_digest())
+    files = [f'#include "{path}"\n' for path in sorted((sources.folder() / "emu").glob("*.cpp"))]
+    halves = ("".join(files[::2]), "".join(files[1::2]))  # few units, as each reads the headers again
+    return host_compiler.build_library("emulator", halves, RUNTIME_FLAGS, sources.emulator_digest())
 
 
 @lru_cache
@@ -107,7 +107,7 @@ def _build(path: Path, kernels: Sequence[str], mode: Mode) -> Path:
         text += f"POEM_EXPORT int poem_sizes_{i}(uint32_t* sizes) {{ return poem::emu::Bind<&{kernel}>::sizes(sizes); }}\n"
     flags = (*host_compiler.MODES[mode], "-fvisibility=hidden", f"-I{sources.folder()}")
     identity = sources.digest(sources.emulator_headers_digest(), path.read_bytes())
-    return host_compiler.build_library(f"{path.stem}-{mode}", text, flags, identity)
+    return host_compiler.build_library(f"{path.stem}-{mode}", [text], flags, identity)
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:

@@ -5,6 +5,8 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -64,23 +66,30 @@ def machine_name() -> str:
     return platform.machine() + (found[1] if found else "")
 
 
-def build_library(stem: str, text: str, flags: tuple[str, ...], identity: str) -> Path:
-    """Compiles C++ `text` into a shared library in the cache and returns its path.
+def build_library(stem: str, texts: Sequence[str], flags: tuple[str, ...], identity: str) -> Path:
+    """Compiles C++ `texts`, each by a compiler of its own, into one shared library in the cache and returns its path.
 
     identity: what else the result depends on, such as a digest of included files. KernelError with the compiler's first
-    error, at its own file and line, if it does not compile.
+    error, at its own file and line, if one does not compile.
     """
     path, version = compiler()
     flags = (*COMMON, *machine_flags(), *flags)
-    name = f"{stem}-{sources.digest(text, repr(flags), identity, version, machine_name())}.so"
+    name = f"{stem}-{sources.digest(*texts, repr(flags), identity, version, machine_name())}.so"
 
     def build(target: Path) -> None:
-        object_file = target.with_suffix(".o")
+        objects = [target.with_suffix(f".{i}.o") for i in range(len(texts))]
         try:
-            _run([path, *flags, "-x", "c++", "-c", "-o", str(object_file), "-"], text)
-            _run([path, "-shared", "-o", str(target), str(object_file), "-ldl"])  # without -fsanitize: its library stays out
+            with ThreadPoolExecutor(len(texts)) as pool:
+                jobs = [
+                    pool.submit(_run, [path, *flags, "-x", "c++", "-c", "-o", str(made), "-"], text)
+                    for made, text in zip(objects, texts, strict=True)
+                ]
+                for job in jobs:
+                    job.result()
+            _run([path, "-shared", "-o", str(target), *map(str, objects), "-ldl"])  # without -fsanitize: its library stays out
         finally:
-            object_file.unlink(missing_ok=True)
+            for made in objects:
+                made.unlink(missing_ok=True)
 
     return disk_cache.get(name, build)
 
