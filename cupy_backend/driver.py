@@ -14,8 +14,6 @@ from cupy_backend.tensor_map import L2_PROMOTION_256, SWIZZLES, Tiling
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CUlaunchAttributeID
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
-STATIC_LIMIT = 48 << 10  # dynamic shared memory beyond this must be asked for
-INVALID_VALUE = 1  # CUresult
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -58,7 +56,7 @@ class Driver:
         return found.value or 0
 
     def allow_shared(self, function: int, nbytes: int) -> None:
-        """Lets a kernel be launched with more than 48 KB of dynamic shared memory."""
+        """Lets a kernel be launched with that much dynamic shared memory; more than 48 KB in all must be asked for."""
         status = self._library.cuFuncSetAttribute(ctypes.c_void_p(function), MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
         self._check(status, f"the device does not give a block {nbytes} bytes of shared memory")
 

@@ -153,7 +153,7 @@ bool outputs_complete() {
 
 // ----------------------------------------------------------------------------------------------------------------- atomics
 void grid_dependency_wait() { machine.current->dependency_waited = true; }
-void atomic_begin(const void* p, size_t bytes, Order order, bool writes, Site site) {
+void atomic_begin(const void* p, size_t bytes, MemoryOrder order, bool writes, Site site) {
   Machine& m = machine;
   if (!m.check) return;
   const auto address = reinterpret_cast<uintptr_t>(p);
@@ -171,11 +171,11 @@ void atomic_begin(const void* p, size_t bytes, Order order, bool writes, Site si
       fail("emu.unwritten", concat("atomic on ", element(r, address), ", which nobody has written"), site);
   // The release comes first, so that what this access publishes is not what it acquires.
   const auto heard = m.published[address];
-  if (order == Order::release || order == Order::both || (order == Order::relaxed && writes && b.fenced_writes)) {
+  if (order == MemoryOrder::release || order == MemoryOrder::both || (order == MemoryOrder::relaxed && writes && b.fenced_writes)) {
     publish(b, address);
     b.fenced_writes = false;
   }
-  auto& to = order == Order::acquire || order == Order::both ? b.acquired : b.heard;
+  auto& to = order == MemoryOrder::acquire || order == MemoryOrder::both ? b.acquired : b.heard;
   to.insert(to.end(), heard.begin(), heard.end());
 }
 void atomic_end() { machine.muted = false; }

@@ -34,25 +34,25 @@ inline int __all_sync(unsigned mask, int p POEM_SITE) { return poem::emu::ballot
 
 // --------------------------------------------------------------------------------------------------------------- atomics
 template <class T> inline T atomicAdd(T* p, T v POEM_SITE) {
-  return poem::emu::atomic(p, poem::emu::Order::relaxed, site, [v](T old) { return (T)(old + v); });
+  return poem::emu::atomic(p, poem::emu::MemoryOrder::relaxed, site, [v](T old) { return (T)(old + v); });
 }
 template <class T> inline T atomicMax(T* p, T v POEM_SITE) {
-  return poem::emu::atomic(p, poem::emu::Order::relaxed, site, [v](T old) { return old > v ? old : v; });
+  return poem::emu::atomic(p, poem::emu::MemoryOrder::relaxed, site, [v](T old) { return old > v ? old : v; });
 }
 template <class T> inline T atomicMin(T* p, T v POEM_SITE) {
-  return poem::emu::atomic(p, poem::emu::Order::relaxed, site, [v](T old) { return old < v ? old : v; });
+  return poem::emu::atomic(p, poem::emu::MemoryOrder::relaxed, site, [v](T old) { return old < v ? old : v; });
 }
 template <class T> inline T atomicAnd(T* p, T v POEM_SITE) {
-  return poem::emu::atomic(p, poem::emu::Order::relaxed, site, [v](T old) { return (T)(old & v); });
+  return poem::emu::atomic(p, poem::emu::MemoryOrder::relaxed, site, [v](T old) { return (T)(old & v); });
 }
 template <class T> inline T atomicOr(T* p, T v POEM_SITE) {
-  return poem::emu::atomic(p, poem::emu::Order::relaxed, site, [v](T old) { return (T)(old | v); });
+  return poem::emu::atomic(p, poem::emu::MemoryOrder::relaxed, site, [v](T old) { return (T)(old | v); });
 }
 template <class T> inline T atomicExch(T* p, T v POEM_SITE) {
-  return poem::emu::atomic(p, poem::emu::Order::relaxed, site, [v](T) { return v; });
+  return poem::emu::atomic(p, poem::emu::MemoryOrder::relaxed, site, [v](T) { return v; });
 }
 template <class T> inline T atomicCAS(T* p, T compare, T v POEM_SITE) {
-  return poem::emu::atomic(p, poem::emu::Order::relaxed, site, [compare, v](T old) { return old == compare ? v : old; });
+  return poem::emu::atomic(p, poem::emu::MemoryOrder::relaxed, site, [compare, v](T old) { return old == compare ? v : old; });
 }
 
 // --------------------------------------------------------------------------------------------------------------- numbers

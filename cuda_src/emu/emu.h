@@ -61,9 +61,9 @@ void set_registers(int count, Site site);
 void check_constant(const void* p, size_t bytes, Site site);
 void thread_fence();
 void grid_dependency_wait();
-enum class Order { relaxed, acquire, release, both };
+enum class MemoryOrder { relaxed, acquire, release, both };
 // Brackets an integer atomic: between the two, its accesses are judged as one.
-void atomic_begin(const void* p, size_t bytes, Order order, bool writes, Site site);
+void atomic_begin(const void* p, size_t bytes, MemoryOrder order, bool writes, Site site);
 void atomic_end();
 
 // cp.async.
@@ -134,7 +134,7 @@ template <class T> inline T shuffle_bits(Shuffle kind, unsigned mask, T value, i
   __builtin_memcpy(&value, &bits, sizeof(T));
   return value;
 }
-template <class T, class Change> inline T atomic(T* p, Order order, Site site, Change change) {
+template <class T, class Change> inline T atomic(T* p, MemoryOrder order, Site site, Change change) {
   static_assert(T(3) / 2 == T(1), "atomics are for integers: the sum of floats would depend on the order of arrival");
   atomic_begin(p, sizeof(T), order, true, site);
   const T before = *p;
@@ -143,16 +143,16 @@ template <class T, class Change> inline T atomic(T* p, Order order, Site site, C
   return before;
 }
 inline uint32_t atomic_add(uint32_t* p, uint32_t v, Site s) {
-  return atomic(p, Order::relaxed, s, [v](uint32_t old) { return old + v; });
+  return atomic(p, MemoryOrder::relaxed, s, [v](uint32_t old) { return old + v; });
 }
 inline uint32_t atomic_add_acq_rel(uint32_t* p, uint32_t v, Site s) {
-  return atomic(p, Order::both, s, [v](uint32_t old) { return old + v; });
+  return atomic(p, MemoryOrder::both, s, [v](uint32_t old) { return old + v; });
 }
 inline void store_release(uint32_t* p, uint32_t v, Site s) {
-  atomic(p, Order::release, s, [v](uint32_t) { return v; });
+  atomic(p, MemoryOrder::release, s, [v](uint32_t) { return v; });
 }
 inline uint32_t load_acquire(const uint32_t* p, Site s) {
-  atomic_begin(p, sizeof *p, Order::acquire, false, s);
+  atomic_begin(p, sizeof *p, MemoryOrder::acquire, false, s);
   const uint32_t value = *p;
   atomic_end();
   return value;

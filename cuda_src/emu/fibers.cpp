@@ -86,8 +86,8 @@ static Fiber* pop() {
   Machine& m = machine;
   if (m.head == m.tail) return nullptr;
   const uint32_t mask = m.queue.size() - 1;
-  if (m.order == Order_::random) std::swap(m.queue[(m.head + random_bits() % (m.tail - m.head)) & mask], m.queue[m.head & mask]);
-  return &m.fibers[m.order == Order_::lifo ? m.queue[--m.tail & mask] : m.queue[m.head++ & mask]];
+  if (m.order == Turns::random) std::swap(m.queue[(m.head + random_bits() % (m.tail - m.head)) & mask], m.queue[m.head & mask]);
+  return &m.fibers[m.order == Turns::lifo ? m.queue[--m.tail & mask] : m.queue[m.head++ & mask]];
 }
 void start(Fiber& f) {
   prepare(f);
@@ -109,8 +109,8 @@ static void enter(Fiber& f, Context& save) {
 // Operations of the copy engine run when nothing else can, or, in a random order, now and then before.
 static void run_in_flight() {
   Machine& m = machine;
-  while (!m.in_flight.empty() && (m.head == m.tail || (m.order == Order_::random && random_bits() % 8 == 0))) {
-    const size_t i = m.order == Order_::lifo ? m.in_flight.size() - 1 : m.order == Order_::random ? random_bits() % m.in_flight.size() : 0;
+  while (!m.in_flight.empty() && (m.head == m.tail || (m.order == Turns::random && random_bits() % 8 == 0))) {
+    const size_t i = m.order == Turns::lifo ? m.in_flight.size() - 1 : m.order == Turns::random ? random_bits() % m.in_flight.size() : 0;
     auto operation = std::move(m.in_flight[i]);
     m.in_flight.erase(m.in_flight.begin() + i);
     operation();

@@ -122,8 +122,8 @@ static void run_grid(const uint32_t* cluster) {
   for (uint32_t z = 0; z < grid.z; z += cluster[2])
     for (uint32_t y = 0; y < grid.y; y += cluster[1])
       for (uint32_t x = 0; x < grid.x; x += cluster[0]) corners.push_back({x, y, z});
-  if (m.order == Order_::lifo) std::reverse(corners.begin(), corners.end());
-  if (m.order == Order_::random)
+  if (m.order == Turns::lifo) std::reverse(corners.begin(), corners.end());
+  if (m.order == Turns::random)
     for (size_t i = corners.size(); i > 1; --i) std::swap(corners[i - 1], corners[random_bits() % i]);
   for (const uint3& corner : corners) run_cluster(corner, cluster);
 }
@@ -136,7 +136,7 @@ extern "C" {
 int poem_launch(Entry entry, const uint32_t* grid, const uint32_t* block, uint32_t dynamic_bytes, void** pointers, const Options* options,
                 const Argument* arguments, int count, Statistics* statistics) {
   Machine& m = machine;
-  m.order = (Order_)options->order;
+  m.order = (Turns)options->order;
   m.timing = (Timing)options->timing;
   m.check = options->check;
   m.fp8_bits = options->fp8_bits;

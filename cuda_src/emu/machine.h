@@ -27,7 +27,7 @@ constexpr uint32_t ARENA = 256 << 10;      // room for one block's shared memory
 constexpr uint32_t DYNAMIC = 32 << 10;     // where dynamic shared memory begins; static shared memory lies below
 constexpr uint32_t LINE = 16;              // bytes that may share what is known of them
 constexpr size_t STACK = 64 << 10;         // of a fiber
-constexpr size_t NEAR_STACK = 1 << 20;  // below a stack: inaccessible, so that a large frame cannot reach into other memory
+constexpr size_t NEAR_STACK = 1 << 20;     // below a stack: inaccessible, so that a large frame cannot reach into other memory
 constexpr uint32_t CLUSTER_BIT = 1 << 24;  // an address of a given block is (rank + 1) * CLUSTER_BIT + offset
 
 // ---------------------------------------------------------------------------------------------- what the checker remembers
@@ -161,7 +161,7 @@ struct Range {
   std::vector<uint32_t> writer, reader;  // the interval that wrote or read a byte; ~0 for several readers
 };
 
-enum class Order_ : int { fifo, lifo, random };
+enum class Turns : int { fifo, lifo, random };
 enum class Timing : int { early, late, random };
 
 struct Failure {};  // thrown where no fiber runs
@@ -175,7 +175,7 @@ struct Statistics {
 };
 
 struct Machine {
-  Order_ order;
+  Turns order;
   Timing timing;
   bool check = false, overlaps = false;
   int fp8_bits = 13;

@@ -63,7 +63,7 @@ def fake_cupy(*, available: bool = True, capability: str = "90") -> types.Module
     module = types.ModuleType("cupy")
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         is_available=lambda: available, Device=lambda: types.SimpleNamespace(compute_capability=capability),
-        get_current_stream=lambda: stream,
+        get_current_stream=lambda: stream, runtime=types.SimpleNamespace(free=lambda pointer: None),
     )  # fmt: skip
     module.empty = lambda shape, dtype: array_of(np.empty(shape, dtype))  # type: ignore[attr-defined]
     module.asarray = array_of  # type: ignore[attr-defined]
