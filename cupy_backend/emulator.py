@@ -107,7 +107,14 @@ def _build(path: Path, kernels: Sequence[str], mode: Mode) -> Path:
         text += f"POEM_EXPORT int poem_sizes_{i}(uint32_t* sizes) {{ return poem::emu::Bind<&{kernel}>::sizes(sizes); }}\n"
     flags = (*host_compiler.MODES[mode], "-fvisibility=hidden", f"-I{sources.folder()}")
     identity = sources.digest(sources.emulator_headers_digest(), path.read_bytes())
-    return host_compiler.build_library(f"{path.stem}-{mode}", [text], flags, identity)
+    try:
+        return host_compiler.build_library(f"{path.stem}-{mode}", [text], flags, identity)
+    except KernelError as error:
+        if error.file != "<stdin>":
+            raise
+        raise KernelError(  # not the template, but how it was asked for
+            "kernel.compile", f"not all of these are kernels of {path.name}: {', '.join(kernels)}", file=str(path), found=error.found
+        ) from error
 
 
 def aligned_empty(nbytes: int) -> np.ndarray:

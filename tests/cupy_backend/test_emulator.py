@@ -211,6 +211,13 @@ def test_a_kernel_that_does_not_compile_shows_its_own_line(tmp_path: Path) -> No
     assert "‘z’ was not declared in this scope" in error.message
 
 
+def test_an_instantiation_that_is_none_is_named(kernels: Path) -> None:
+    error = refused(record(kernels, "ad"), memory())
+    assert (error.code, error.file) == ("kernel.compile", str(kernels))
+    assert error.message == "not all of these are kernels of small.cu: ad"
+    assert "‘ad’ was not declared in this scope" in error.found
+
+
 def test_a_kernel_file_that_is_not_there_is_refused_with_those_that_are() -> None:
     error = refused(record("nothing.cu"), memory())
     assert (error.code, error.message) == ("kernel.no-sources", "there is no kernel file nothing.cu")

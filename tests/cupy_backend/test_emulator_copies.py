@@ -18,9 +18,8 @@ DTYPES = (np.uint8, np.uint16, np.uint32)
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    EmulatedDevice().prepare(
-        launch_of(SOURCE, f"{kernel}<{rank}>", (1,), 32, {}) for kernel in ("load_box", "store_box") for rank in (2, 3)
-    )
+    kernels = [f"load_box<{rank}, {multicast}>" for rank in (2, 3) for multicast in ("true", "false")]
+    EmulatedDevice().prepare(launch_of(SOURCE, kernel, (1,), 32, {}) for kernel in [*kernels, "store_box<2>", "store_box<3>"])
 
 
 @st.composite
@@ -51,8 +50,10 @@ def inside(case: dict[str, object], array: np.ndarray) -> tuple[tuple[np.ndarray
 
 
 @settings(max_examples=80)
-@given(boxes(), schedules, st.integers(0, 2**31))
-def test_a_box_is_loaded_with_zeros_outside_and_its_chunks_swizzled(case: dict[str, object], schedule, seed: int) -> None:  # type: ignore[no-untyped-def]
+@given(boxes(), st.sampled_from(("true", "false")), schedules, st.integers(0, 2**31))
+def test_a_box_is_loaded_with_zeros_outside_and_its_chunks_swizzled(  # type: ignore[no-untyped-def]
+    case: dict[str, object], multicast: str, schedule, seed: int
+) -> None:
     array = (
         np.random.default_rng(seed).integers(1, 256, (*case["shape"], case["dtype"].itemsize), dtype=np.uint8).view(case["dtype"])[..., 0]
     )  # type: ignore[attr-defined, misc]
@@ -64,7 +65,7 @@ def test_a_box_is_loaded_with_zeros_outside_and_its_chunks_swizzled(case: dict[s
         "map": Tiles(array, "read", case["box"], case["swizzle"]), "image": (image, "scratch"), "bytes": nbytes,  # type: ignore[arg-type]
         "c0": c0, "c1": c1, "c2": c2,
     }  # fmt: skip
-    run(SOURCE, f"load_box<{array.ndim}>", (1,), 32, arguments, schedule=schedule, shared=32768)  # type: ignore[arg-type]
+    run(SOURCE, f"load_box<{array.ndim}, {multicast}>", (1,), 32, arguments, schedule=schedule, shared=32768)  # type: ignore[arg-type]
     index, there = inside(case, array)
     places = image_places(case["box"], array.itemsize, case["swizzle"])  # type: ignore[arg-type]
     got = image.view(np.uint8)[places[..., None] + np.arange(array.itemsize)].view(array.dtype)[..., 0]
@@ -130,7 +131,7 @@ def test_a_tensor_map_may_walk_rows_that_are_not_contiguous() -> None:
     memory = {"x": device.upload(np.arange(8 * 48, dtype=np.uint32).reshape(8, 48)), "image": device.empty((4 * 16,), "u32")}
     rows = Array("x", "read", (8, 16), "u32", offset=16 * 4)
     launch = Launch(
-        str(SOURCE), "load_box<2>", (1, 1, 1), (32, 1, 1),
+        str(SOURCE), "load_box<2, false>", (1, 1, 1), (32, 1, 1),
         {
             "map": TensorMap(rows, (4, 16), 0, (48 * 4,)), "image": Array("image", "write", (64,), "u32"),
             "bytes": Scalar(256, "i32"), "c0": Scalar(0, "i32"), "c1": Scalar(2, "i32"), "c2": Scalar(0, "i32"),

@@ -38,6 +38,7 @@ RULES = [
     Rule("blocks_read_apart", "emu.conflict", "read of `out`[0], which block 0 writes in the same launch", blocks=2),
     Rule("last_block", "emu.conflict", "which block 0 writes in the same launch", blocks=2),
     Rule("last_block_by_acquire", "emu.conflict", "which block 0 writes in the same launch", blocks=2),
+    Rule("published_flag", "emu.conflict", "which block 0 writes in the same launch", blocks=2),
     Rule("dependency_wait", "emu.dependency", "read of `in`[0] before grid_dependency_wait", {"overlaps": True}),
     Rule("shared_barrier", "emu.unwritten", "read of shared memory that was never written, at static shared memory + 256"),
     Rule("shared_barrier_before_reuse", "emu.race", "write to shared memory that thread 127 reads, with no barrier between"),

@@ -110,22 +110,26 @@ template <class T, int N, Swizzle SB, bool TB> __global__ void __launch_bounds__
 }
 
 // ------------------------------------------------------------------------------------------------------------- copy engine
-// The box at these coordinates, as it lies in shared memory.
-template <int RANK> __global__ void load_box(const __grid_constant__ TensorMap map, uint32_t* image, int bytes, int c0, int c1, int c2) {
+// The box at these coordinates, as it lies in shared memory. MULTICAST: to the blocks of the cluster, which are this one.
+template <int RANK, bool MULTICAST>
+__global__ void load_box(const __grid_constant__ TensorMap map, uint32_t* image, int bytes, int c0, int c1, int c2) {
   POEM_DYNAMIC_SHARED(memory);
-  POEM_SHARED(uint64_t, bar, [1]);
+  POEM_SHARED(uint64_t, bars, [1]);
+  const uint32_t to = shared_address(memory), bar = shared_address(bars);
   if (threadIdx.x == 0) {
-    mbarrier_init(shared_address(bar), 1);
+    mbarrier_init(bar, 1);
     mbarrier_init_fence();
     tma_prefetch(&map);
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    mbarrier_arrive_expect(shared_address(bar), bytes);
-    if constexpr (RANK == 2) tma_load(shared_address(memory), &map, shared_address(bar), c0, c1);
-    else tma_load(shared_address(memory), &map, shared_address(bar), c0, c1, c2);
+    mbarrier_arrive_expect(bar, bytes);
+    if constexpr (RANK == 2 && MULTICAST) tma_load_multicast(to, &map, bar, 1, c0, c1);
+    else if constexpr (RANK == 2) tma_load(to, &map, bar, c0, c1);
+    else if constexpr (MULTICAST) tma_load_multicast(to, &map, bar, 1, c0, c1, c2);
+    else tma_load(to, &map, bar, c0, c1, c2);
   }
-  mbarrier_wait(shared_address(bar), 0);
+  mbarrier_wait(bar, 0);
   for (int i = threadIdx.x; i < bytes / 4; i += 32) image[i] = reinterpret_cast<const uint32_t*>(memory)[i];
 }
 template <int RANK>

@@ -22,8 +22,13 @@ RULE(output_complete) {
   if (RIGHT || ME != 77) out[ME] = in[ME];
 }
 RULE(constant_load) {
-  out[ME] = 1;
-  out[ME] = load_constant(RIGHT ? in + ME : out + ME);  // constant_load
+  using Two = Pack<uint32_t, 2>;
+  using Four = Pack<uint32_t, 4>;
+  prefetch_l2(in);
+  out[ME] = load_streaming(in + ME) + load_streaming(reinterpret_cast<const Two*>(in) + ME).at[1];
+  out[ME] += load_streaming(reinterpret_cast<const Four*>(in) + ME).at[3] + load_constant(reinterpret_cast<const Four*>(in) + ME).at[3];
+  out[ME] += load_constant(reinterpret_cast<const Two*>(in) + ME).at[1];
+  out[ME] += load_constant(RIGHT ? in + ME : out + ME);  // constant_load
 }
 RULE(null_pointer) { out[ME] = RIGHT ? in[ME] : *reinterpret_cast<const uint32_t*>(8 * ME); }  // null_pointer
 // Two blocks. A block may not use what the other one writes,
@@ -56,6 +61,19 @@ RULE(last_block_by_acquire) {
   if (threadIdx.x == 0) arrived[0] = RIGHT ? atomic_add_acq_rel(count, 1) : atomicAdd(count, 1u);
   __syncthreads();
   if (arrived[0] == gridDim.x - 1) count[1 + threadIdx.x % 4] = out[ME ^ 128];  // last_block_by_acquire
+}
+RULE(published_flag) {
+  POEM_SHARED(uint32_t, seen, [1]);
+  out[ME] = in[ME];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (RIGHT) store_release(count + blockIdx.x, 1);
+    else atomicExch(count + blockIdx.x, 1u);
+    reduce_add(count + 6, 1);
+    seen[0] = load_acquire(count + (blockIdx.x ^ 1));
+  }
+  __syncthreads();
+  if (seen[0] && threadIdx.x == 0) count[2 + blockIdx.x] = out[ME ^ 128];  // published_flag
 }
 // In a launch that overlaps its predecessor.
 RULE(dependency_wait) {
@@ -181,7 +199,7 @@ RULE(copy_over_readers) {
   __syncthreads();
   out[ME] = words[0];
   if (RIGHT) __syncthreads();
-  if (threadIdx.x == 5) cp_async<4>(shared_address(words), in + ME);  // copy_over_readers
+  if (threadIdx.x == 6) cp_async<8>(shared_address(words), in + ME);  // copy_over_readers
   cp_async_commit();
   cp_async_wait<0>();
 }
