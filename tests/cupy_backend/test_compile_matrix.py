@@ -14,6 +14,7 @@ TILE = "64, 64, 32, 4, 2, 2"
 FROM_89 = ("sm_89", "sm_90a", "sm_100a", "sm_120a")
 FROM_90 = ("sm_90a", "sm_100a", "sm_120a")
 HOPPER = ("sm_90a",)
+MULTICAST = ("sm_90a", "sm_100a")  # on sm_120a the instruction is an ordinary load
 # The kernels of the tests, as launches and what they must keep.
 TEST_KERNELS = {
     "mma_gemm.cu mma": Budget(registers=128, occupancy=0.125, instructions=("HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDGSTS")),
@@ -79,8 +80,8 @@ WRAPPERS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("multiply<e4m3>", FROM_89, ()),
     ("multiply<e5m2>", FROM_89, ()),
     ("load_box<2, false>", FROM_90, ("UTMALDG.2D", "SYNCS")),
-    ("load_box<2, true>", FROM_90, ("UTMALDG.2D.MULTICAST",)),
-    ("load_box<3, true>", FROM_90, ("UTMALDG.3D.MULTICAST",)),
+    ("load_box<2, true>", MULTICAST, ("UTMALDG.2D.MULTICAST",)),
+    ("load_box<3, true>", MULTICAST, ("UTMALDG.3D.MULTICAST",)),
     ("load_box<3, false>", FROM_90, ("UTMALDG.3D",)),
     ("store_box<2>", FROM_90, ("UTMASTG.2D", "ELECT")),
     ("store_box<3>", FROM_90, ("UTMASTG.3D",)),
