@@ -11,7 +11,7 @@ from cupy_backend.launch import Array, Launch
 from cupy_backend.plan import Bucket, Columns, Options, Plan, Step, Stored, nearest_arch, plan
 from cupy_backend.plan import inputs as pass_inputs
 from cupy_backend.plan.build import ARENA
-from cupy_backend.plan.lowering import cells_name
+from cupy_backend.plan.lowering import cells_name, given_name
 from cupy_backend.plan.prepare import stored_planes
 from poem.batch import Batch, Geometry, PageTable, geometry
 from poem.dtypes.leaves import STORAGE
@@ -82,12 +82,13 @@ class Session:
         return self._lengths[sequence]
 
     # -- one pass ------------------------------------------------------------------------------
-    def run(self, batch: Batch, observe: Observer | None = None) -> dict[str, np.ndarray]:
+    def run(self, batch: Batch, observe: Observer | None = None, inputs: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """One pass over the new tokens of `batch`. Returns the outputs by name: float32, ints int32.
 
         observe: called after each node with its results, None for those inside a fused kernel; a tuple that it returns takes the place of
-        the results that are there. A pass that fails leaves the sequences as they were.
-        Raises PoemError: `run.batch` for a bad batch; KernelError for a launch that fails.
+        the results that are there. inputs: values of graph inputs that a batch does not hold, by their `key`.
+        A pass that fails leaves the sequences as they were.
+        Raises PoemError: `run.batch` for a bad batch, `run.input` for a missing or misshapen input; KernelError for a launch that fails.
         """
         lengths = dict(self._lengths)
         for chunk in batch:
@@ -97,7 +98,7 @@ class Session:
         try:
             pass_ = geometry(batch, lengths, self._tables)
             self._refuse_beyond(pass_)
-            outputs = self._run_plan(pass_, observe)
+            outputs = self._run_plan(pass_, observe, inputs or {})
             counts = np.diff(pass_.qo_indptr).tolist()
             for sequence, length, commit, count in zip(
                 pass_.sequences, pass_.kv_len.tolist(), pass_.commit_len.tolist(), counts, strict=True
@@ -141,13 +142,14 @@ class Session:
         cells = max(SMALLEST_LENGTH, _power(int(pass_.kv_len.max(initial=1))))
         return Bucket(rows, lanes, readouts, min(counts), max(counts), cells, tuple(self._pages), self._page_size, self._padded)
 
-    def _run_plan(self, pass_: Geometry, observe: Observer | None) -> dict[str, np.ndarray]:
+    def _run_plan(self, pass_: Geometry, observe: Observer | None, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         self._grow_cells()
         bucket = self._bucket(pass_)
         made = self.plan = self.plan_for(bucket)
         self._load(made)
+        is_given = self._take_inputs(made, given)
         filled = self.device.upload(pass_inputs.fill(made.inputs, made.lists, pass_))
-        if self._padded and bucket.longest <= 1 and observe is None:
+        if self._padded and bucket.longest <= 1 and observe is None and not is_given:
             self._replay(made, filled)
         else:
             self._memory[pass_inputs.BUFFER] = filled
@@ -158,6 +160,24 @@ class Session:
                     self._observe(made, step, pass_, observe)
         self.device.synchronize()
         return {output.name: self._value(made, output.value, pass_) for output in self.graph.outputs}
+
+    def _take_inputs(self, made: Plan, given: Mapping[str, np.ndarray]) -> bool:
+        """Puts the values of graph inputs that no batch holds into device memory. Whether there are any."""
+        wanted = [(input_, made.places[input_.value].array) for input_ in self.graph.inputs if input_.value in made.places]
+        wanted = [(input_, array) for input_, array in wanted if array.buffer == given_name(input_.value)]
+        for input_, array in wanted:
+            if input_.key not in given:
+                message = f"the pass needs values for the input `{input_.key}`"
+                raise PoemError("run.input", message, phase="run", hint="give them in inputs=")
+            values = np.asarray(given[input_.key])
+            values = values.reshape(-1) if len(array.shape) == 1 else values
+            if values.shape[1:] != array.shape[1:] or len(values) > array.shape[0]:
+                message, wanted_shape = f"the value given for `{input_.key}` does not fit", f"{list(array.shape)} {array.dtype}"
+                raise PoemError("run.input", message, phase="run", expected=wanted_shape, found=str(list(values.shape)))
+            padded: np.ndarray = np.zeros(array.shape, STORAGE[array.dtype])
+            padded[: len(values)] = values
+            self._memory[array.buffer] = self.device.upload(padded)
+        return bool(wanted)
 
     def _replay(self, made: Plan, filled: Memory) -> None:
         """A decode pass by the captured launches of its bucket, which are captured anew when memory has moved."""

@@ -222,9 +222,8 @@ class Session:
     def _input(self, input_: Input, pass_: Geometry, given: Mapping[str, np.ndarray]) -> Any:
         """The value of a graph input in one pass."""
         method = input_.method
-        key = f"{method}({', '.join(map(str, input_.arguments.values()))})" if input_.arguments else method
-        if key in given:
-            return self._given(input_, given[key])
+        if input_.key in given:
+            return self._given(input_, given[input_.key])
         space = input_.arguments.get("space") or 0
         match method:
             case "tokens" | "positions" | "readout_rows" | "adapter_routes" | "mrope_positions":
@@ -243,7 +242,7 @@ class Session:
                 return pass_.pages[space].indptr
             case "lane_indptr":
                 return pass_.qo_indptr
-        raise PoemError("run.input", f"the pass needs values for the input `{key}`", phase="run", hint="give them in inputs=")
+        raise PoemError("run.input", f"the pass needs values for the input `{input_.key}`", phase="run", hint="give them in inputs=")
 
     def _given(self, input_: Input, array: np.ndarray) -> np.ndarray:
         type = self.graph.values[input_.value].type

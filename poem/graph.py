@@ -97,6 +97,11 @@ class Input:
     arguments: dict[str, Attribute]
     value: int
 
+    @property
+    def key(self) -> str:
+        """The method, with its arguments where it has some: `port(name)`. Under it a run is given values that no batch holds."""
+        return f"{self.method}({', '.join(map(str, self.arguments.values()))})" if self.arguments else self.method
+
 
 @dataclass(frozen=True, slots=True)
 class Value:

@@ -14,7 +14,7 @@ from cupy_backend.plan import inputs
 from cupy_backend.plan.patterns import Group, operand
 from cupy_backend.plan.prepare import planes_of
 from cupy_backend.plan.record import Bucket, Columns, Cost, Options, Stored, WorkList
-from poem.dtypes import Dtype
+from poem.dtypes import FLOATS, Dtype
 from poem.graph import Cache, Graph, Node, Param
 
 VALUE = "value."  # buffers of values, by id
@@ -63,7 +63,7 @@ class Lowering:
         self.lists: dict[str, WorkList] = {}
         self._scratch = 0
         for input_ in graph.inputs:
-            array = self._graph_input(input_.method, input_.arguments)
+            array = self._graph_input(input_.method, input_.arguments) or self._given(input_.value)
             if array is not None:
                 self.places[input_.value] = Columns(array, 0, 1 if len(array.shape) == 1 else array.shape[1])
 
@@ -74,6 +74,18 @@ class Lowering:
             return self.inputs["qo_indptr"]
         name = f"{method}.{arguments.get('space') or 0}" if method in inputs.OF_A_SPACE else method
         return self.inputs.get(name)
+
+    def _given(self, value: int) -> Array | None:
+        """The array of a graph input that a pass is given values for; None for what is no matrix on a known axis."""
+        type = self.graph.values[value].type
+        if type is None:
+            return None
+        try:
+            shape = self.shape(value)
+        except KeyError:
+            return None
+        is_list = type.width == 1 and type.dtype not in FLOATS
+        return Array(given_name(value), "read", shape[:1] if is_list else shape, type.dtype)
 
     # -- values --------------------------------------------------------------------------------
     def shape(self, value: int) -> tuple[int, int]:
@@ -162,6 +174,11 @@ class Lowering:
             Array(cells_name(cache, plane), "update", (pages, self.bucket.page_size, width), dtype)
             for plane, width in enumerate(cache.planes)
         )
+
+
+def given_name(value: int) -> str:
+    """The buffer of a graph input that a pass is given values for."""
+    return f"given.{value}"
 
 
 def cells_name(cache: Cache, plane: int) -> str:

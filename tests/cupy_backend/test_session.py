@@ -29,7 +29,7 @@ from poem.cli import run_
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
 from poem.generate import generate
-from poem.graph import Node
+from poem.graph import Node, ValueType
 from poem.importer import plan_import
 from poem.package import load_package
 from tests.cupy_backend.graphs import Made, gated_network
@@ -250,3 +250,26 @@ def test_a_weight_that_is_not_the_graphs_is_refused(damage: str) -> None:
         Session(graph, wrong, EmulatedDevice())
     assert caught.value.code == "run.weight"
     assert "norm" in caught.value.message
+
+
+def best_of_given() -> Session:
+    """A session of a graph that takes the largest of an input that no batch holds."""
+    made = Made()
+    x = made.trace.input("x", ValueType("tokens", 24, "f32"))
+    graph, weights = made.graph("best", made.call("sampling.argmax", x))
+    return Session(graph, weights, EmulatedDevice())
+
+
+def test_a_pass_takes_values_for_inputs_that_no_batch_holds() -> None:
+    of, x = best_of_given(), np.random.default_rng(0).standard_normal((3, 24)).astype(np.float32)
+    found = of.run([Chunk(of.add_sequence(), [0, 0, 0])], inputs={"x": x})["best"]
+    np.testing.assert_array_equal(found, x.argmax(1))
+
+
+@pytest.mark.parametrize(("inputs", "message"), [({}, "needs values for the input `x`"), ({"x": np.zeros((3, 25))}, "does not fit")])
+def test_missing_and_misshapen_inputs_are_refused(inputs: dict[str, np.ndarray], message: str) -> None:
+    of = best_of_given()
+    batch = [Chunk(of.add_sequence(), [0, 0, 0])]
+    with pytest.raises(PoemError, match=message):
+        of.run(batch, inputs=inputs)
+    assert of.length(batch[0].sequence) == 0, "a pass that fails leaves the sequences as they were"
