@@ -1,0 +1,69 @@
+"""Rules for matrix products."""
+
+import numpy as np
+
+from cupy_backend.kernels import elemwise, linear
+from cupy_backend.kernels.linear_tables import COUNTERS
+from cupy_backend.launch import Array
+from cupy_backend.plan.lowering import VALUE, Lowered, Lowering
+from cupy_backend.plan.patterns import Group, operand
+from cupy_backend.plan.prepare import PRODUCT
+from cupy_backend.plan.record import Columns
+from cupy_backend.plan.rules.registry import node_of, rule
+from poem.dtypes import Dtype
+from poem.graph import Node, Param
+
+
+@rule("linear.matmul", "linear.lm_head")
+def _matmul(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    return _product(lowering, group, lowering.value(node, "x"), [lowering.param(node, "w")], lowering.new(node.results[0]))
+
+
+@rule("matmul_glu")
+def _matmul_glu(lowering: Lowering, group: Group) -> Lowered:
+    product, gate = node_of(lowering, group, 0), node_of(lowering, group, 1)
+    x, out = lowering.value(product, "x"), lowering.new(gate.results[0])
+    return _product(lowering, group, x, [lowering.param(product, "w")], out, act=gate.attributes["act"])
+
+
+@rule("joined_matmul")
+def _joined_matmul(lowering: Lowering, group: Group) -> Lowered:
+    nodes = [lowering.graph.nodes[id] for id in group.nodes]
+    products = [node for node in nodes if node.op == "linear.matmul"]
+    made = _side_by_side(lowering, products)
+    found = _product(lowering, group, lowering.value(products[0], "x"), [lowering.param(node, "w") for node in products], made)
+    biases = {operand(node, "x").id: node for node in nodes if node.op == "elemwise.add_bias"}
+    biased = [biases[product.results[0]] for product in products if product.results[0] in biases]
+    if not biased:
+        return found
+    bias = lowering.weight(*(lowering.param(node, "bias") for node in biased))["data"]
+    launches = elemwise.add_bias(bias, made, _side_by_side(lowering, biased), arch=lowering.options.arch, nodes=group.nodes)
+    return Lowered([*found.launches, *launches], found.flops, found.touched)
+
+
+def _side_by_side(lowering: Lowering, nodes: list[Node]) -> Array:
+    """One array for the results of several nodes, each as some of its columns."""
+    values = [node.results[0] for node in nodes]
+    shapes = [lowering.shape(value) for value in values]
+    type = lowering.graph.values[values[0]].type
+    assert type is not None
+    array = Array(f"{VALUE}{values[0]}", "write", (shapes[0][0], sum(width for _, width in shapes)), type.dtype)
+    start = 0
+    for value, (_, width) in zip(values, shapes, strict=True):
+        lowering.places[value] = Columns(array, start, width)
+        start += width
+    return array
+
+
+def _product(lowering: Lowering, group: Group, x: Array, params: list[Param], out: Array, act: str | None = None) -> Lowered:
+    """out = x times the joined rows of the params, or the gated unit of that."""
+    arch, batch_invariant, dtype = lowering.options.arch, lowering.options.batch_invariant, Dtype(params[0].dtype)
+    size = linear.matmul_scratch(x.shape[0], out.shape[1], x.shape[1], dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act)
+    counters = lowering.table("counters", "u32", lambda: np.zeros(COUNTERS, np.uint32))
+    launches = linear.matmul(
+        x, lowering.weight(*params, prepare=PRODUCT), out, dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act,
+        scratch=lowering.scratch(size) if size else None, counters=counters, nodes=group.nodes,
+    )  # fmt: skip
+    rows = sum(param.shape[0] for param in params)
+    return Lowered(launches, 2 * x.shape[0] * rows * x.shape[1], {counters.buffer: (0, 0)})
