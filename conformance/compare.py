@@ -16,7 +16,7 @@ from conformance.golden import Golden
 from conformance.greedy import Decoded, compare_ids, decode
 from conformance.locate import locate
 from conformance.metrics import fractions, measure, nmse, scaled_ulps, ulp_distance
-from conformance.operands import Operands, Weights
+from conformance.operands import Operands, Weights, one_lane
 from conformance.perturbed import Perturbed, factor_for, run_perturbed
 from conformance.report import Comparison, Cost, Fault, Greedy, Line, Op, Row, Verdict
 from interp import Session
@@ -228,7 +228,7 @@ class Subject:
             arithmetic = NATIVE_AND_ORIGINAL if native else ORIGINAL
 
         def operands() -> Operands:
-            return Operands(self.graph, self.weights, self.golden.tokens, arithmetic, self.golden.stated)
+            return Operands(self.graph, self.weights, one_lane(self.golden.tokens), arithmetic, self.golden.stated)
 
         return run_forced(session, operands, self.alignment.points, self.golden.expected, self.golden.tokens, overrides, self.selected)
 

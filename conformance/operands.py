@@ -1,4 +1,4 @@
-"""What each node of a run was given, in one lane: the operands that a bound needs."""
+"""What each node of a run was given: the operands that a bound needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,12 +8,12 @@ import numpy as np
 from conformance.arithmetic import FUNCTION_ULPS, SOURCES, Arithmetic, half_spacing
 from conformance.bounds import BOUNDS, Cells, local_bound
 from conformance.running import Running
-from poem.batch import Chunk, geometry
+from poem.batch import Chunk, Geometry, geometry
 from poem.dtypes import FLOATS, Dtype, activation
 from poem.dtypes.cache import load, store
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
-from poem.graph import Graph, Node, Operand, Ref
+from poem.graph import Graph, Input, Node, Operand, Ref
 
 APPENDS = {"attn.kv_append": ("k", "v"), "attn.kv_append_shared": ("kv",)}
 
@@ -32,27 +32,47 @@ class Weights:
         return found
 
 
+Planes = tuple[Any, ...]  # of the cells of one sequence, arrays or `Running`: [cells, width] each
+
+
+def one_lane(tokens: Sequence[int]) -> Geometry:
+    """The pass of a prompt alone."""
+    return geometry([Chunk(0, list(tokens), readouts="all")], {0: 0}, [])
+
+
 class Operands:
-    """Follows one lane of a run that starts without cells, node by node.
+    """Follows a run that starts without cells, pass by pass and node by node.
 
     A value is an array where it is known exactly (the original's own), or a `Running` with how far the arithmetic may be.
     casts: the activations of a8 products and the cells of caches are rounded on both sides, so that rounding is part of the
     operands and no error.
     """
 
-    def __init__(self, graph: Graph, weights: Weights, tokens: Sequence[int], arithmetic: Arithmetic, casts: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, weights: Weights, pass_: Geometry, arithmetic: Arithmetic, casts: bool = False,
+        given: Mapping[str, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
         self.graph, self.arithmetic, self.casts = graph, arithmetic, casts
-        self.geometry = geometry([Chunk(0, list(tokens), readouts="all")], {0: 0}, [])
         self._weights = weights
-        self._cells: dict[int, tuple[Any, ...]] = {}
+        self._cells: dict[int, dict[int, Planes]] = {}  # by cache and sequence
         self._last_use = {ref.id: node.id for node in graph.nodes for ref in references(node) if ref.kind == "value"}
-        self.values: dict[int, Any] = {item.value: self._input(item.method) for item in graph.inputs}
+        self.start(pass_, given or {})
 
-    def _input(self, method: str) -> Any:
+    def start(self, pass_: Geometry, given: Mapping[str, np.ndarray]) -> None:
+        """A pass begins. Cells stay; values are gone. given: values of inputs that no batch holds, by their `key`."""
+        self.geometry = pass_
+        self._before = {cache: dict(cells) for cache, cells in self._cells.items()}
+        self.values: dict[int, Any] = {item.value: self._input(item, given) for item in self.graph.inputs}
+
+    def _input(self, input_: Input, given: Mapping[str, np.ndarray]) -> Any:
         """The graph inputs that bounds read; others are None."""
-        if method in ("tokens", "positions", "readout_rows", "mrope_positions", "kv_len", "adapter_routes"):
-            return getattr(self.geometry, method)
-        return self.geometry.masks if method == "mask" else None
+        if input_.key in given:
+            return given[input_.key]
+        if input_.method in ("tokens", "positions", "readout_rows", "mrope_positions", "kv_len", "adapter_routes"):
+            return getattr(self.geometry, input_.method)
+        if input_.method == "request_of_token":
+            return self.geometry.lane_of_row
+        return self.geometry.masks if input_.method == "mask" else None
 
     def of(self, node: Node) -> dict[str, Any]:
         """Operands and attributes of a node by parameter name."""
@@ -73,9 +93,13 @@ class Operands:
             return self._weights[operand.id]
         if operand.kind == "inputs":
             return self.geometry
+        cells = self._cells.get(operand.id)
+        if cells is None:
+            return None
         cache = self.graph.caches[operand.id]
-        planes = self._cells.get(operand.id)
-        return None if planes is None else Cells([planes], self.graph.spaces[cache.space].dtype)
+        scales = None if cache.scales is None else tuple(float(self._weights[id].reshape(-1)[0]) for id in cache.scales)
+        lanes = [cells.get(sequence) or _no_cells(cache.planes) for sequence in self.geometry.sequences]
+        return Cells(lanes, self.graph.spaces[cache.space].dtype, scales)
 
     def bounds(self, node: Node, results: Sequence[np.ndarray]) -> tuple[Running, ...]:
         """Bounds of a node's results under the errors of its operands; appended cells are remembered.
@@ -92,7 +116,7 @@ class Operands:
             cache = node.operands["cache"]
             assert isinstance(cache, Ref)
             planes = tuple(arguments[name] for name in APPENDS[node.op])
-            self._cells[cache.id] = tuple(self._cast(plane, self._cell(cache)) for plane in planes) if self.casts else planes
+            self.store(cache.id, [self._cast(plane, self._cell(cache)) for plane in planes] if self.casts else planes)
             return ()
         dtypes = self._dtypes(node)
         if not any(dtype in FLOATS for dtype in dtypes):
@@ -122,9 +146,14 @@ class Operands:
         types = [self.graph.values[id].type for id in node.results]
         return [type.dtype if type is not None else "" for type in types]
 
-    def store(self, cache: int, planes: Sequence[np.ndarray]) -> None:
-        """What the cells of a cache hold, in place of what was appended to them."""
-        self._cells[cache] = tuple(planes)
+    def store(self, cache: int, planes: Sequence[Any]) -> None:
+        """What the pass appends to a cache, a row each: `[tokens, width]` for each plane. In place of what it appended before."""
+        cells, before = self._cells.setdefault(cache, {}), self._before.get(cache, {})
+        for lane, first, end in self.geometry.lanes_with_rows:
+            sequence = self.geometry.sequences[lane]
+            rows = tuple(plane[first:end] for plane in planes)
+            held = before.get(sequence)
+            cells[sequence] = rows if held is None else tuple(map(_joined, held, rows))
 
     def reason(self, node: Node, results: Sequence[np.ndarray], which: int, index: tuple[int, ...]) -> str:
         """What most of the bound at one element comes from. To be asked before `keep`."""
@@ -155,6 +184,19 @@ class Operands:
         for ref in references(node):
             if ref.kind == "value" and self._last_use[ref.id] <= node.id:
                 self.values.pop(ref.id, None)
+
+
+def _joined(held: Any, more: Any) -> Any:
+    """The rows of two planes."""
+    if not isinstance(held, Running) and not isinstance(more, Running):
+        return np.concatenate([held, more])
+    parts = [part if isinstance(part, Running) else Running(more.arithmetic, part) for part in (held, more)]
+    errors = [np.broadcast_to(part.error, part.shape) for part in parts]
+    return Running(parts[0].arithmetic, np.concatenate([part.value for part in parts]), np.concatenate(errors))
+
+
+def _no_cells(widths: Sequence[int]) -> Planes:
+    return tuple(np.zeros((0, width)) for width in widths)
 
 
 def references(node: Node) -> list[Ref]:

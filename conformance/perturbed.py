@@ -16,7 +16,7 @@ import numpy as np
 
 from conformance.arithmetic import F64_OF_F32, ORIGINAL, PRECISION, RISK, half_spacing
 from conformance.bounds import BOUNDS
-from conformance.operands import APPENDS, Operands, Weights
+from conformance.operands import APPENDS, Operands, Weights, one_lane
 from conformance.running import Number as Error
 from interp import Session
 from poem.batch import Chunk
@@ -69,7 +69,7 @@ class _Run:
         self.graph, self.watched, self.sources = graph, watched, sources
         # A rounding error is uniform within its bound, so n of them move a sum by sqrt(n) bounds' worth: one deviation. How many
         # deviations an error may reach is for `factor_for` to say, once.
-        self.operands = Operands(graph, weights, tokens, replace(ORIGINAL, deviations=1.0), casts)
+        self.operands = Operands(graph, weights, one_lane(tokens), replace(ORIGINAL, deviations=1.0), casts)
         self.random = np.random.default_rng(seed)
         self.pool = self.random.random(POOL) * 2.0 - 1.0
         self.lanes = 1 + sum(RUNS_OF[source] for source in sources)
