@@ -8,7 +8,7 @@ import numpy as np
 
 from conformance.compare import Subject, row_of
 from conformance.greedy import decode
-from conformance.isolated import Judged, run_isolated
+from conformance.isolated import Judged, prompt_alone, run_isolated
 from conformance.metrics import fractions, ulp_distance
 from conformance.perturbed import factor_for, run_perturbed
 from conformance.report import Comparison, Fault, Op, Row
@@ -40,7 +40,9 @@ def compare_backend(subject: Subject, name: str, session: "Session") -> Comparis
     """
     start = time.perf_counter()
     graph = subject.graph
-    judged = [item for item in run_isolated(graph, subject.tensors, session, subject.golden.tokens) if subject.selected(item.what)]
+    judged = [
+        item for item in run_isolated(graph, subject.tensors, session, prompt_alone(subject.golden.tokens)) if subject.selected(item.what)
+    ]
     rows = [row for row in accumulated(subject, session) if subject.selected(row.tensor)]
     wrong = [item for item in judged if not item.distance.agrees]
     worst_row = max(rows, key=lambda row: row.fraction, default=None)

@@ -6,7 +6,7 @@ lie within a bound of the exact value, so it is taken as the interpreter's with 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from conformance.metrics import Distance, measure
 from conformance.operands import APPENDS, Operands, Weights
 from conformance.running import Running
 from interp import Session as Interpreter
-from poem.batch import Chunk
+from poem.batch import Chunk, Geometry, geometry
 from poem.dtypes import Dtype
 from poem.dtypes.cache import load, store
 from poem.dtypes.leaves import STORAGE
@@ -28,6 +28,7 @@ from poem.graph import Graph, Node, Ref
 if TYPE_CHECKING:
     from cupy_backend.session import Session
 
+Scales = Mapping[int, tuple[np.float32, ...]]  # of the planes of each cache
 # Cells are compared as they are cast, so reading them back adds no error.
 ARITHMETIC = replace(NATIVE, cells="")
 
@@ -52,43 +53,153 @@ class Judged:
     reason: str
 
 
-def run_isolated(graph: Graph, weights: Mapping[str, Tensor], session: "Session", tokens: Sequence[int]) -> list[Judged]:
-    """Every result of a pass over a prompt, in order of the launches. session: the backend's, for the same graph and weights.
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of a run: its chunks, whose sequences are numbered from 0, and values of inputs that no batch holds, by their `key`."""
+
+    batch: tuple[Chunk, ...]
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+def prompt_alone(tokens: Sequence[int]) -> list[Pass]:
+    """One prompt, every row read out."""
+    return [Pass((Chunk(0, list(tokens), readouts="all"),))]
+
+
+def run_isolated(graph: Graph, weights: Mapping[str, Tensor], session: "Session | None", passes: Sequence[Pass]) -> list[Judged]:
+    """Every result of some passes, in order of the launches. session: the backend's, for the same graph and weights, or None to judge
+    the interpreter itself, whose operands are its own.
 
     PoemError (`check.no-bound`) for an op without a bound; KernelError for a launch that fails.
     """
-    native, exact = _interpreted(graph, weights, tokens)
+    runs = _Runs(graph, weights)
+    sequences = [session.add_sequence() for _ in range(_sequences(passes))] if session is not None else []
+    operands, judged = None, []
+    lengths = dict.fromkeys(range(_sequences(passes)), 0)
+    for pass_ in passes:
+        native, exact = runs.run(pass_)
+        rows = geometry(pass_.batch, lengths, [])
+        lengths.update(zip(rows.sequences, rows.kv_len.tolist(), strict=True))
+        if operands is None:
+            operands = Operands(graph, Weights(graph, weights), rows, ARITHMETIC, given=pass_.inputs)
+        else:
+            operands.start(rows, pass_.inputs)
+        if session is None:
+            launched = _Launched.alone(graph, native)
+        else:
+            launched = _launched(graph, session, sequences, pass_, rows, native, runs.scales)
+        judged += _judge_pass(graph, operands, native, exact, launched, runs.scales)
+    for sequence in sequences:
+        assert session is not None
+        session.drop_sequence(sequence)
+    return judged
+
+
+def _sequences(passes: Sequence[Pass]) -> int:
+    return 1 + max(chunk.sequence for pass_ in passes for chunk in pass_.batch)
+
+
+class _Runs:
+    """The interpreter's runs: natively, and exactly on the native operands."""
+
+    def __init__(self, graph: Graph, weights: Mapping[str, Tensor]) -> None:
+        self.native = Interpreter(graph, weights)
+        self.exact = Interpreter(graph, weights, mode="exact", casts=True)
+        self._sequences: dict[int, tuple[int, int]] = {}
+        self.scales = {
+            cache.id: tuple(np.float32(weights[graph.params[id].name].decode().reshape(-1)[0]) for id in cache.scales or ())
+            or (np.float32(1.0),) * len(cache.planes)
+            for cache in graph.caches
+        }  # fmt: skip
+
+    def run(self, pass_: Pass) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+        """Every value as the interpreter has it natively, and exactly on those operands, by id."""
+        native: dict[int, np.ndarray] = {}
+        exact: dict[int, np.ndarray] = {}
+
+        def keep(node: Node, results: tuple[np.ndarray, ...]) -> None:
+            native.update(zip(node.results, results, strict=True))
+
+        def feed(node: Node, results: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+            exact.update(zip(node.results, results, strict=True))
+            return tuple(_like(native[id], exact[id]) for id in node.results)
+
+        for chunk in pass_.batch:
+            if chunk.sequence not in self._sequences:
+                self._sequences[chunk.sequence] = self.native.add_sequence(), self.exact.add_sequence()
+        for which, (session, observe) in enumerate(((self.native, keep), (self.exact, feed))):
+            batch = [replace(chunk, sequence=self._sequences[chunk.sequence][which]) for chunk in pass_.batch]
+            session.run(batch, observe, pass_.inputs)
+        return native, exact
+
+
+def _like(native: Any, exact: Any) -> Any:
+    """A native result as exact mode holds it; plans as they are."""
+    return native.astype(exact.dtype) if isinstance(native, np.ndarray) else native
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """What ran in a pass: results by value, the cells that each append wrote, a row for each token, and of each node the step, all nodes
+    of that and its kernels."""
+
+    results: Mapping[int, np.ndarray]
+    cells: Mapping[int, list[np.ndarray]]
+    steps: Mapping[int, tuple[int, tuple[int, ...], tuple[str, ...]]]
+
+    @classmethod
+    def alone(cls, graph: Graph, native: Mapping[int, np.ndarray]) -> "_Launched":
+        """The interpreter's own results."""
+        results = {id: result for id, result in native.items() if isinstance(result, np.ndarray)}
+        return cls(results, {}, {node.id: (node.id, (node.id,), ()) for node in graph.nodes})
+
+
+def _launched(
+    graph: Graph, session: "Session", sequences: Sequence[int], pass_: Pass, rows: Geometry, native: Mapping[int, np.ndarray],
+    scales: Scales,
+) -> _Launched:  # fmt: skip
     got: dict[int, np.ndarray] = {}
     cells: dict[int, list[np.ndarray]] = {}
-    sequence = session.add_sequence()
 
     def observe(node: Node, results: tuple[np.ndarray | None, ...]) -> tuple[np.ndarray, ...]:
         got.update({id: result for id, result in zip(node.results, results, strict=True) if result is not None})
         if node.op in APPENDS:
-            cells[node.id] = [plane[: len(tokens)] for plane in session.cells(_cache(node), sequence)]
-            session.store_cells(_cache(node), sequence, _stored(graph, node, native))
+            cache, right = _cache(node), _stored(graph, node, native, scales)
+            parts = []
+            for lane, first, end in rows.lanes_with_rows:
+                sequence, held = sequences[rows.sequences[lane]], int(rows.kv_len[lane]) - (end - first)
+                parts.append([plane[held : held + end - first] for plane in session.cells(cache, sequence)])
+                session.store_cells(cache, sequence, [plane[first:end] for plane in right], held)
+            cells[node.id] = [np.concatenate(planes) for planes in zip(*parts, strict=True)] if parts else [plane[:0] for plane in right]
         return tuple(native[id] for id in node.results)
 
-    session.run([Chunk(sequence, list(tokens), readouts="all")], observe)
-    session.drop_sequence(sequence)
+    session.run([replace(chunk, sequence=sequences[chunk.sequence]) for chunk in pass_.batch], observe, pass_.inputs)
+    steps = {
+        id: (number, step.nodes, tuple(launch.kernel for launch in step.launches))
+        for number, step in enumerate(session.plan.steps)
+        for id in step.nodes
+    }
+    return _Launched(got, cells, steps)
+
+
+def _judge_pass(
+    graph: Graph, operands: Operands, native: Mapping[int, np.ndarray], exact: Mapping[int, np.ndarray], launched: _Launched, scales: Scales
+) -> list[Judged]:  # fmt: skip
     judged = []
-    operands = Operands(graph, Weights(graph, weights), tokens, ARITHMETIC)
-    steps = {id: (number, step) for number, step in enumerate(session.plan.steps) for id in step.nodes}
+    got = launched.results
     for node in graph.nodes:
-        number, step = steps[node.id]
-        kernels = tuple(launch.kernel for launch in step.launches)
+        number, nodes, kernels = launched.steps[node.id]
         extra = kernel_error(graph, node, kernels, operands.of(node))
         bounds = [
             Running(ARITHMETIC, bound.value, bound.error + extra) for bound in operands.bounds(node, [exact[id] for id in node.results])
         ]
         if node.op in APPENDS:
-            found = _judge_cells(graph, node, operands, cells[node.id], native)
-            operands.store(_cache(node), [load(plane, Dtype(_dtype(graph, node))) for plane in _stored(graph, node, native)])
+            written = launched.cells.get(node.id)
+            found = _judge_cells(graph, node, operands, written, native, scales) if written is not None else []
+            operands.store(_cache(node), _loaded(graph, node, _stored(graph, node, native, scales), scales))
         else:
             found = [_judge(graph, node, operands, i, got, exact, bounds) for i, id in enumerate(node.results) if id in got]
-        judged += [
-            Judged(number, node.id, step.nodes, kernels, what, distance, *arrays, reason) for what, distance, arrays, reason in found
-        ]  # fmt: skip
+        judged += [Judged(number, node.id, nodes, kernels, what, distance, *arrays, reason) for what, distance, arrays, reason in found]
         operands.keep(
             node, [native[id] if id in got else Running(ARITHMETIC, native[id], 2.0 * bound.error)
                    for id, bound in zip(node.results, bounds, strict=True)],
@@ -97,23 +208,6 @@ def run_isolated(graph: Graph, weights: Mapping[str, Tensor], session: "Session"
 
 
 Found = tuple[str, Distance, tuple[np.ndarray, np.ndarray, np.ndarray], str]
-
-
-def _interpreted(graph: Graph, weights: Mapping[str, Tensor], tokens: Sequence[int]) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """Every value as the interpreter has it natively, and exactly on those operands, by id."""
-    native: dict[int, np.ndarray] = {}
-    exact: dict[int, np.ndarray] = {}
-
-    def keep(node: Node, results: tuple[np.ndarray, ...]) -> None:
-        native.update(zip(node.results, results, strict=True))
-
-    def feed(node: Node, results: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
-        exact.update(zip(node.results, results, strict=True))
-        return tuple(native[id].astype(exact[id].dtype) for id in node.results)
-
-    for session, observe in ((Interpreter(graph, weights), keep), (Interpreter(graph, weights, mode="exact", casts=True), feed)):
-        session.run([Chunk(session.add_sequence(), list(tokens), readouts="all")], observe)
-    return native, exact
 
 
 def _judge(
@@ -131,32 +225,40 @@ def _judge(
     return what, distance, (got[id].reshape(want.shape), want, bound), reason
 
 
-def _judge_cells(graph: Graph, node: Node, operands: Operands, got: list[np.ndarray], native: Mapping[int, np.ndarray]) -> list[Found]:
+def _judge_cells(
+    graph: Graph, node: Node, operands: Operands, got: list[np.ndarray], native: Mapping[int, np.ndarray], scales: Scales
+) -> list[Found]:  # fmt: skip
     """Appended cells against the casts of the operands: the same bits, but for operands that stayed inside the launch."""
     dtype, found = _dtype(graph, node), []
-    given = operands.of(node)
-    for plane, (name, codes, stored) in enumerate(zip(APPENDS[node.op], got, _stored(graph, node, native), strict=True)):
-        value, want = given[name], load(stored, Dtype(dtype)).astype(np.float64)
+    given, scale = operands.of(node), scales[_cache(node)]
+    right = _loaded(graph, node, _stored(graph, node, native, scales), scales)
+    for plane, (name, codes) in enumerate(zip(APPENDS[node.op], _loaded(graph, node, got, scales), strict=True)):
+        value, want = given[name], right[plane].astype(np.float64)
         bound, reason = np.zeros(want.shape), "cells hold the cast of their operand"
         if isinstance(value, Running):
             own = graph.values[_operand(node, name)].type
             cast = own is not None and PRECISION[dtype][0] < PRECISION[own.dtype][0]
-            read = Cells([(value,)], dtype if cast else "").read(0, 0, NATIVE if cast else ARITHMETIC)
+            read = Cells([(value,)], dtype if cast else "", (float(scale[plane]),)).read(0, 0, NATIVE if cast else ARITHMETIC)
             want, bound, reason = value.value, np.broadcast_to(read.error, want.shape), "the launch's own operand and its cast"
-        distance = measure(load(codes, Dtype(dtype)), want, bound)
-        found.append((f"plane {plane} of the cells of ops.{node.op}", distance, (load(codes, Dtype(dtype)), want, bound), reason))
+        distance = measure(codes, want, bound)
+        found.append((f"plane {plane} of the cells of ops.{node.op}", distance, (codes, want, bound), reason))
     return found
 
 
-def _stored(graph: Graph, node: Node, native: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+def _stored(graph: Graph, node: Node, native: Mapping[int, np.ndarray], scales: Scales) -> list[np.ndarray]:
     """The cells that an append stores of the interpreter's values."""
     planes = []
-    for name in APPENDS[node.op]:
+    for name, scale in zip(APPENDS[node.op], scales[_cache(node)], strict=True):
         id = _operand(node, name)
         type = graph.values[id].type
         assert type is not None
-        planes.append(store(native[id].astype(STORAGE[type.dtype]), Dtype(_dtype(graph, node))))
+        planes.append(store(native[id].astype(STORAGE[type.dtype]), Dtype(_dtype(graph, node)), scale))
     return planes
+
+
+def _loaded(graph: Graph, node: Node, stored: Sequence[np.ndarray], scales: Scales) -> list[np.ndarray]:
+    """Cells as attention reads them."""
+    return [load(plane, Dtype(_dtype(graph, node)), scale) for plane, scale in zip(stored, scales[_cache(node)], strict=True)]
 
 
 def _operand(node: Node, name: str) -> int:

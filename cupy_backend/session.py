@@ -121,12 +121,12 @@ class Session:
         """The cells of a sequence, `[cells, width]` for each plane, as they are stored."""
         return [self.device.download(self._plane(cache, plane))[slots] for plane, slots in self._slots(cache, sequence)]
 
-    def store_cells(self, cache: int, sequence: int, planes: list[np.ndarray]) -> None:
-        """Overwrites the first cells of a sequence with `planes` `[cells, width]`, of the dtype of the space."""
+    def store_cells(self, cache: int, sequence: int, planes: list[np.ndarray], first: int = 0) -> None:
+        """Overwrites cells `first ..` of a sequence with `planes` `[cells, width]`, of the dtype of the space."""
         for values, (plane, slots) in zip(planes, self._slots(cache, sequence), strict=True):
             memory = self._plane(cache, plane)
             whole = self.device.download(memory)
-            whole[slots[: len(values)]] = values.astype(whole.dtype)
+            whole[slots[first : first + len(values)]] = values.astype(whole.dtype)
             memory[...] = self.device.upload(whole)
 
     # -- inside --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from conformance.backend import compare_backend
 from conformance.compare import Subject
 from conformance.golden import open_golden
-from conformance.isolated import run_isolated
+from conformance.isolated import prompt_alone, run_isolated
 from conformance.options import Options as CheckOptions
 from conformance.planned import subject_of
 from cupy_backend.emulator import EmulatedDevice, Schedule
@@ -78,7 +78,7 @@ def test_what_a_launch_gets_wrong_is_named_with_its_nodes_and_line(tmp_path: Pat
     faulty = with_fault(folder() / "elemwise.cu", tmp_path, "squares += f * f;", "squares += f * 1.02f * f;")
     monkeypatch.setattr(elemwise, "SOURCE", str(faulty))
     of = subject(*LLAMA)
-    wrong = [item for item in run_isolated(of.graph, of.tensors, session(of), of.golden.tokens) if not item.distance.agrees]
+    wrong = [item for item in run_isolated(of.graph, of.tensors, session(of), prompt_alone(of.golden.tokens)) if not item.distance.agrees]
     assert {of.graph.nodes[item.node].op for item in wrong} == {"elemwise.rmsnorm"}
     assert wrong[0].nodes == (1,)
     assert wrong[0].kernels[0].startswith("rmsnorm<")
