@@ -14,12 +14,12 @@ import numpy as np
 from conformance.arithmetic import NATIVE, PRECISION
 from conformance.bounds import Cells
 from conformance.kernel_errors import kernel_error
-from conformance.metrics import Distance, measure
+from conformance.metrics import Distance, measure, overflowed
 from conformance.operands import APPENDS, Operands, Weights
 from conformance.running import Running
 from interp import Session as Interpreter
 from poem.batch import Chunk, Geometry, geometry
-from poem.dtypes import Dtype
+from poem.dtypes import FLOATS, Dtype
 from poem.dtypes.cache import load, store
 from poem.dtypes.leaves import STORAGE
 from poem.dtypes.tensor import Tensor
@@ -217,12 +217,16 @@ def _judge(
     id = node.results[which]
     want = exact[id]
     bound = np.broadcast_to(np.asarray(bounds[which].error, np.float64), want.shape)
-    distance = measure(got[id].reshape(want.shape), want, bound)
+    type = graph.values[id].type
+    mine = got[id].reshape(want.shape)
+    if type is not None and type.dtype in FLOATS:
+        mine = overflowed(mine, want, bound, type.dtype)
+    distance = measure(mine, want, bound)
     reason = ""
     if not distance.agrees:
         reason = operands.reason(node, [exact[id] for id in node.results], which, distance.index) if want.dtype.kind == "f" else "integers"
     what = f"result {which} of ops.{node.op}" if len(node.results) > 1 else f"the result of ops.{node.op}"
-    return what, distance, (got[id].reshape(want.shape), want, bound), reason
+    return what, distance, (mine, want, bound), reason
 
 
 def _judge_cells(

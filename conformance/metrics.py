@@ -92,6 +92,14 @@ def measure(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> Distance:
         return Distance(float(fraction[index]) if fraction.size else 0.0, index, int(special.sum()), nmse(got, want), cosine(got, want))
 
 
+def overflowed(got: np.ndarray, want: np.ndarray, bound: np.ndarray, dtype: str) -> np.ndarray:
+    """`got`, where infinities that stand for results too large for `dtype`, within the bound, are replaced by those results."""
+    largest = float(ml_dtypes.finfo(_CODES[dtype][0]).max)
+    with np.errstate(invalid="ignore"):
+        too_large = np.isinf(got) & np.isfinite(want) & (np.signbit(got) == np.signbit(want)) & (np.abs(want) + bound > largest)
+    return np.where(too_large, want, got) if too_large.any() else got
+
+
 def worst_fraction(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> float:
     """The largest of `fractions`."""
     error = np.abs(got - want)
@@ -104,7 +112,7 @@ def fractions(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> tuple[np.
     """|got - want| / bound elementwise, and where NaN or infinity are not alike (there the fraction is inf)."""
     with np.errstate(all="ignore"):
         single = np.asarray(got).astype(np.float32)
-        alike = (np.isnan(single) & np.isnan(want)) | (single == want)
+        alike = (np.isnan(single) & np.isnan(want)) | (single == want) | (got == want)
         special = ~(np.isfinite(single) & np.isfinite(want)) & ~alike
         error = np.abs(got - want.astype(np.float64))
         fraction = np.where(error == 0.0, 0.0, error / bound)

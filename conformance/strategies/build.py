@@ -1,0 +1,216 @@
+"""`Build`: a small graph under construction with random operands, which is what a strategy is handed.
+
+Sizes are picked from short lists, simplest first; numbers follow from a seed and a flavour. So an example is told by its picks and its
+seed, and a failing one shrinks to the first picks that still fail.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from poem.batch import Chunk
+from poem.dtypes import FLOATS, Dtype
+from poem.dtypes.leaves import STORAGE, encode
+from poem.dtypes.tensor import Tensor
+from poem.errors import Frame
+from poem.graph import Graph, ValueType
+from poem.ops.operands import CacheHandle, Value, Weight
+from poem.tracer import Tracer
+
+T = TypeVar("T")
+# Gives the index of one of so many options.
+Pick = Callable[[int], int]
+
+# normal: of mean 0 and deviation 1. integers: small enough that sums of products are exact in float32. huge, tiny: squares stay finite,
+# and products of four reach the ends of float32. cancelling: neighbours that are each other's opposite, against equal weights.
+# special: NaN, infinities, zeros of both signs and huge numbers among normal ones.
+FLAVOURS = ("normal", "integers", "huge", "tiny", "cancelling", "special")
+HUGE, TINY = 2.0**40, 2.0**-60
+INTEGERS = 4  # the largest of that flavour
+E8M0_ONE = 127  # the code of 2**0
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, HUGE)
+# New rows of each sequence, pass by pass: one token, a prompt, decoding after it, several sequences that come, rest and go on.
+BATCHES: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((1,),), ((3,),), ((7,), (1,)), ((2, 5, 1),), ((4, 1), (1, 3)), ((17,), (1,), (1,)), ((9, 0, 2), (0, 4, 1)), ((33, 6),),
+)  # fmt: skip
+PAGE_SIZES = (16, 1, 5)
+
+
+class Build:
+    """Makes operands and calls ops.
+
+    dtype: of float values, and of weights where nothing else is asked for. weights: dtype word of the big weights. flavour: of the
+    numbers. batch: new rows of each sequence, pass by pass. Options of the backend are picked with the sizes: page_size, fuse,
+    batch_invariant, padded.
+    """
+
+    def __init__(self, pick: Pick, seed: int, dtype: str, weights: str, flavour: str) -> None:
+        self._pick = pick
+        self.dtype, self.weights, self.flavour = dtype, weights, flavour
+        self.random = np.random.default_rng(seed)
+        self.trace = Tracer("conformance", "conformance", "conformance")
+        self.tensors: dict[str, Tensor] = {}
+        self.inputs: list[dict[str, np.ndarray]] = []
+        self._line = 0
+        self._read: set[int] = set()
+        self._made: list[Value] = []
+        self.batch = self.pick(*BATCHES)
+        self.inputs = [{} for _ in self.batch]
+        self.page_size = self.pick(*PAGE_SIZES)
+        self.fuse = self.pick(True, False)
+        self.batch_invariant = self.pick(False, True)
+        self.padded = self.pick(False, True)
+
+    def pick(self, *options: T) -> T:
+        """One of the options, of which the first is the simplest."""
+        return options[self._pick(len(options))]
+
+    # -- operands --------------------------------------------------------------------------------
+    def value(self, width: int, axis: str | int = "tokens", dtype: str | None = None, scale: float = 1.0) -> Value:
+        """Float values of the flavour, times `scale`."""
+        dtype = dtype or self.dtype
+        return self._input(ValueType(axis, width, dtype), lambda rows: _stored(self.numbers(rows, width) * scale, dtype))
+
+    def exact_value(self, low: float, high: float, width: int, axis: str | int = "tokens", dtype: str | None = None) -> Value:
+        """Float values in a range, whatever the flavour: for operands that other numbers have no meaning for."""
+        dtype = dtype or self.dtype
+        return self._input(ValueType(axis, width, dtype), lambda rows: _stored(self.random.uniform(low, high, (rows, width)), dtype))
+
+    def ids(self, stop: int, width: int = 1, low: int = 0, axis: str | int = "tokens") -> Value:
+        """Integers `low .. stop - 1`."""
+        return self._input(ValueType(axis, width, "i32"), lambda rows: self.random.integers(low, stop, (rows, width)))
+
+    def integers(self, make: Callable[[int], np.ndarray], width: int = 1, axis: str | int = "tokens") -> Value:
+        """Integers `[rows, width]` that `make(rows)` gives for each pass."""
+        return self._input(ValueType(axis, width, "i32"), make)
+
+    def tokens(self, vocab: int) -> Value:
+        """Token ids below `vocab`."""
+        return self.ids(vocab)
+
+    def positions(self) -> Value:
+        """The positions of the rows, which the batch holds."""
+        return self.trace.input("positions", ValueType("tokens", 1, "i32"))
+
+    def weight(self, *shape: int, dtype: str | None = None, name: str = "") -> Weight:
+        """A weight of the flavour, in `weights` where nothing else is asked for. Quantised ones of integers have gains of one."""
+        word = dtype or self.weights
+        made = Weight(shape, Dtype(word))
+        name = self.trace.add_param(made, name or f"w{len(self.tensors)}").name
+        self.tensors[name] = self._tensor(shape, made.dtype)
+        return made
+
+    def gain(self, *shape: int) -> Weight:
+        """A small weight near one, of the values' dtype: norm gains, biases."""
+        made = Weight(shape, Dtype(self.dtype))
+        name = self.trace.add_param(made, f"w{len(self.tensors)}").name
+        numbers = self._small(shape) if self.flavour == "integers" else 1.0 + 0.25 * self.random.standard_normal(shape)
+        self.tensors[name] = Tensor.encode(_stored(numbers, self.dtype), Dtype(self.dtype))
+        return made
+
+    def given_weight(self, values: np.ndarray, dtype: str) -> Weight:
+        """A weight of these values."""
+        made = Weight(values.shape, Dtype(dtype))
+        name = self.trace.add_param(made, f"w{len(self.tensors)}").name
+        self.tensors[name] = Tensor.of(np.ascontiguousarray(values, STORAGE[dtype]))
+        return made
+
+    def kv(self, widths: Sequence[int], head_dim: int, dtype: str, window: int | None = None, scales: Sequence[float] = ()) -> CacheHandle:
+        """A row of a kv space. scales: one for each plane, as weights."""
+        ids = None
+        if scales:
+            listed = [self.given_weight(np.array([scale], np.float32), "f32") for scale in scales]
+            ids = tuple(self.trace.param_of[id(weight)].id for weight in listed)
+        space = self.trace.add_space(dtype, window)
+        return self.trace.cache_handle(self.trace.add_kv(space, "kv", widths, head_dim, scales=ids))
+
+    def call(self, op: str, *arguments: Any, **named: Any) -> Any:
+        """One op, at a line of its own. Results that no later op reads become outputs."""
+        self._line += 1
+        found = self.trace.call(op, arguments, named, (Frame("conformance.poem", self._line, "forward"),))
+        for item in (*arguments, *named.values()):
+            self._read.update(part.id for part in (item if isinstance(item, list) else [item]) if isinstance(part, Value))
+        self._made += [value for value in (found if isinstance(found, tuple) else (found,)) if isinstance(value, Value)]
+        return found
+
+    # -- the outcome -----------------------------------------------------------------------------
+    def graph(self) -> Graph:
+        """The graph, with every result that no op reads as an output."""
+        for number, value in enumerate(value for value in self._made if value.id not in self._read and value.kind == "tensor"):
+            self.trace.output(f"y{number}", value, ())
+        return self.trace.graph()
+
+    def chunks(self) -> list[tuple[Chunk, ...]]:
+        """The batch of each pass."""
+        return [
+            tuple(Chunk(sequence, [0] * rows, readouts="all") for sequence, rows in enumerate(counts)) for counts in self.batch
+        ]  # fmt: skip
+
+    # -- numbers ---------------------------------------------------------------------------------
+    def numbers(self, *shape: int) -> np.ndarray:
+        """Random numbers of the flavour: float64."""
+        if self.flavour == "integers":
+            return self._small(shape)
+        found = self.random.standard_normal(shape)
+        if self.flavour == "cancelling" and shape[-1] > 1:
+            pairs = found[..., : shape[-1] // 2 * 2]
+            keep = self.random.random(pairs[..., ::2].shape) < 0.9
+            pairs[..., 1::2] = np.where(keep, -pairs[..., ::2], pairs[..., 1::2])
+        if self.flavour == "special":
+            places = self.random.random(shape) < min(0.05, 4.0 / max(math.prod(shape), 1))
+            found = np.where(places, self.random.choice(SPECIAL, shape), found)
+        return found * {"huge": HUGE, "tiny": TINY}.get(self.flavour, 1.0)
+
+    def _small(self, shape: tuple[int, ...]) -> np.ndarray:
+        return self.random.integers(-INTEGERS, INTEGERS + 1, shape).astype(np.float64)
+
+    def _tensor(self, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
+        if self.flavour == "integers" and not dtype.is_leaf:
+            return self._of_small_codes(shape, dtype)
+        numbers = self._small(shape) if self.flavour == "integers" else self.random.standard_normal(shape)
+        if self.flavour == "cancelling" and shape[-1] > 1:
+            numbers[..., 1 : shape[-1] // 2 * 2 : 2] = numbers[..., : shape[-1] // 2 * 2 : 2]
+        return Tensor.encode(numbers.astype(np.float32), dtype)
+
+    def _of_small_codes(self, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
+        """A quantised weight whose every factor is one: its values are those of its codes."""
+        planes = {}
+        for plane in dtype.planes(shape):
+            if plane.path == "code" and plane.leaf == "e4m3":
+                planes[plane.path] = encode(self._small(plane.shape).astype(np.float32), plane.leaf)
+            elif plane.path == "code":
+                planes[plane.path] = self.random.integers(0, 256, plane.packed_shape).astype(np.uint8).view(STORAGE[plane.leaf])
+            elif plane.leaf == "e8m0":
+                planes[plane.path] = np.full(plane.shape, E8M0_ONE, STORAGE["u8"]).view(STORAGE["e8m0"])
+            else:
+                value = -float(INTEGERS) if plane.path == "offset" else 1.0
+                planes[plane.path] = encode(np.full(plane.shape, value, np.float32), plane.leaf)
+        return Tensor(dtype, shape, planes)
+
+    def _input(self, type: ValueType, make: Callable[[int], np.ndarray]) -> Value:
+        name = f"x{len(self.trace.inputs_asked)}"
+        for counts, given in zip(self.batch, self.inputs, strict=True):
+            array = np.asarray(make(_rows(type.rows, counts)))
+            if type.dtype not in FLOATS:
+                array = array.astype(np.int32)
+            given[name] = array.reshape(-1) if type.width == 1 and type.dtype not in FLOATS else array
+        return self.trace.input(name, type)
+
+
+def _rows(axis: str | int, counts: Sequence[int]) -> int:
+    """Rows of an axis in a pass."""
+    if isinstance(axis, int):
+        return axis
+    base, plus, _ = axis.partition("+")
+    word, _, up = base.partition("*")
+    word, _, down = word.partition("/")
+    rows = {"tokens": sum(counts), "readouts": sum(counts), "lanes": len(counts)}[word]
+    return rows * int(up or 1) // int(down or 1) + bool(plus)
+
+
+def _stored(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers rounded to a dtype, as float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return numbers.astype(np.float32).astype(STORAGE[dtype]).astype(np.float32)
