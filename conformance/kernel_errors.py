@@ -28,6 +28,18 @@ def kernel_error(graph: Graph, node: Node, kernels: Sequence[str], given: Mappin
     return 0.0
 
 
+def takes_infinity_for_nan(graph: Graph, node: Node, kernels: Sequence[str]) -> bool:
+    """Whether the kernels of a node may give NaN where its result is infinite.
+
+    Products whose weights have offsets take those out of the sum, x (gain code + offset) = gain (x code) + offset x: an infinite x then
+    meets itself with the other sign.
+    """
+    weight = node.operands.get("w")
+    if not kernels or not isinstance(weight, Ref) or weight.kind != "param" or not node.op.startswith("linear."):
+        return False
+    return any(plane.path == "offset" for plane in Dtype(graph.params[weight.id].dtype).planes(graph.params[weight.id].shape))
+
+
 def _attend(graph: Graph, node: Node, given: Mapping[str, Any]) -> np.ndarray:
     """Weights reach the tensor cores as two numbers, off by WEIGHT_ERROR of themselves: at most that times the largest |v|."""
     planes = given["cache"].lanes[0]
