@@ -60,7 +60,7 @@ def test_the_kernels_of_the_emulators_tests_compile_for_the_devices_they_stand_f
 
 
 ROWS = "Swizzle::bytes128, Swizzle::bytes128"
-# Kernels of instructions.cu, the architectures that have what they use, and what must be in their machine code.
+# Kernels of selftest.cu, the architectures that have what they use, and what must be in their machine code.
 WRAPPERS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("encode", tuple(LIMITS), ("F2F",)),
     ("encode_one<bf16>", tuple(LIMITS), ("F2F",)),
@@ -96,7 +96,7 @@ WRAPPERS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
 @pytest.mark.parametrize("arch", LIMITS)
 def test_every_wrapper_assembles_to_its_instruction(arch: str) -> None:
     needs_disassembler()
-    source = str(KERNELS / "instructions.cu")
+    source = "selftest.cu"
     wanted = {kernel: instructions for kernel, architectures, instructions in WRAPPERS if arch in architectures}
     made = cubin_cache.get(source, sorted(wanted), arch, compiler())
     code = compile_matrix.machine_code(made.cubin)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from cupy_backend.emulator import EmulatedDevice
 from cupy_backend.errors import KernelError
 from tests.cupy_backend import cute
-from tests.cupy_backend.running import KERNELS, Tiles, launch_of, run, schedules
+from tests.cupy_backend.running import Tiles, launch_of, run, schedules
 
-SOURCE = KERNELS / "instructions.cu"
+SOURCE = "selftest.cu"
 DTYPES = (np.uint8, np.uint16, np.uint32)
 
 
@@ -131,7 +131,7 @@ def test_a_tensor_map_may_walk_rows_that_are_not_contiguous() -> None:
     memory = {"x": device.upload(np.arange(8 * 48, dtype=np.uint32).reshape(8, 48)), "image": device.empty((4 * 16,), "u32")}
     rows = Array("x", "read", (8, 16), "u32", offset=16 * 4)
     launch = Launch(
-        str(SOURCE), "load_box<2, false>", (1, 1, 1), (32, 1, 1),
+        SOURCE, "load_box<2, false>", (1, 1, 1), (32, 1, 1),
         {
             "map": TensorMap(rows, (4, 16), 0, (48 * 4,)), "image": Array("image", "write", (64,), "u32"),
             "bytes": Scalar(256, "i32"), "c0": Scalar(0, "i32"), "c1": Scalar(2, "i32"), "c2": Scalar(0, "i32"),

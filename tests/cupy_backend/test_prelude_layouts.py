@@ -10,9 +10,9 @@ import pytest
 from cupy_backend import sources
 from cupy_backend.emulator import EmulatedDevice
 from tests.cupy_backend import cute
-from tests.cupy_backend.running import KERNELS, Given, launch_of
+from tests.cupy_backend.running import Given, launch_of
 
-SOURCE = KERNELS / "instructions.cu"
+SOURCE = "selftest.cu"
 CHECKED = EmulatedDevice()
 FAST = EmulatedDevice(checked=False)
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
