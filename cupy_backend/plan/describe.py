@@ -24,6 +24,7 @@ def as_json(graph: Graph, plan: Plan) -> dict[str, Any]:
         "graph": plan.graph,
         "arch": options.arch,
         "batch_invariant": options.batch_invariant,
+        "warpgroups": options.warpgroups,
         "bucket": {
             "rows": bucket.rows, "lanes": bucket.lanes, "readouts": bucket.readouts, "cells": bucket.cells, "pages": list(bucket.pages),
             "page_size": bucket.page_size,
@@ -49,9 +50,9 @@ def as_json(graph: Graph, plan: Plan) -> dict[str, Any]:
 def as_lines(graph: Graph, plan: Plan) -> Iterator[str]:
     """The plan as a person reads it: a line for each launch, then what it amounts to."""
     bucket, options = plan.bucket, plan.options
-    invariant = ", batch invariant" if options.batch_invariant else ""
+    chosen = ", batch invariant" * options.batch_invariant + ", by warpgroups" * options.warpgroups
     yield (
-        f"{plan.deployment} on {options.arch}{invariant}: {bucket.rows} rows of {bucket.lanes} sequences of up to {bucket.cells} tokens, "
+        f"{plan.deployment} on {options.arch}{chosen}: {bucket.rows} rows of {bucket.lanes} sequences of up to {bucket.cells} tokens, "
         f"{bucket.readouts} read out"
     )
     rows = [["", "step", "kernel", "blocks", "nodes", "read", "written", "flops", "floor", "line"]]

@@ -25,12 +25,15 @@ class Options:
     """How a plan is made.
 
     arch: what kernels are compiled for. batch_invariant: take only kernels, tiles and splits whose order of summation for a row
-    follows from K, N and the row's own kv length. fuse: let patterns put several nodes into one launch.
+    follows from K, N and the row's own kv length. fuse: let patterns put several nodes into one launch. warpgroups: let products of many
+    rows use TMA and wgmma where the arch has them and batch_invariant does not forbid it; off until a device's self-test has shown
+    that the emulator is right about them.
     """
 
     arch: str = "sm_90a"
     batch_invariant: bool = False
     fuse: bool = True
+    warpgroups: bool = False
 
 
 @dataclass(frozen=True, slots=True)

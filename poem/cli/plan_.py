@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences in the pass (%(default)s)")
     parser.add_argument("--tokens", type=int, default=1, metavar="N", help="new tokens of each; 1 decodes (%(default)s)")
     parser.add_argument("--length", type=int, default=1024, metavar="N", help="tokens that each holds after the pass (%(default)s)")
-    parser.add_argument("--batch-invariant", action="store_true", help="only kernels whose sums for a row do not depend on the batch")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--batch-invariant", action="store_true", help="only kernels whose sums for a row do not depend on the batch")
+    choice.add_argument("--warpgroups", action="store_true", help="let products of 128 rows and more use TMA and wgmma on sm_90a")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     pages = arguments.batch * -(-length // page_size)
     rows, lanes, spaces = arguments.batch * arguments.tokens, arguments.batch, len(graph.spaces)
     bucket = Bucket(rows, lanes, lanes, arguments.tokens, arguments.tokens, length, (pages,) * spaces, page_size)
-    made = plan(graph, bucket, Options(arguments.arch, arguments.batch_invariant))
+    made = plan(graph, bucket, Options(arguments.arch, arguments.batch_invariant, warpgroups=arguments.warpgroups))
     print(json.dumps(as_json(graph, made), indent=2) if arguments.json else "\n".join(as_lines(graph, made)))
     for note in package.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      "the CPU or on a GPU (%(default)s)")  # fmt: skip
     how.add_argument("--mode", choices=("native", "exact"), default="native", help="the dtypes' own arithmetic, or float64 (%(default)s)")
     how.add_argument("--setting", choices=("fast", "reference"), default="fast", help="reference: same bits in any batch (%(default)s)")
+    how.add_argument("--warpgroups", action="store_true", help="let products of 128 rows and more use TMA and wgmma on sm_90a")
     how.add_argument("--json", action="store_true", help="print ids, text, log-probabilities and timings as JSON")
     how.add_argument("--stats", action="store_true", help="print tokens per second to stderr")
 
@@ -106,6 +107,8 @@ def _check(arguments: argparse.Namespace) -> None:
         (arguments.prompt.count("-") > 1, "stdin can be one prompt only", "give the others as text"),
         (arguments.max_tokens < 1, "--max-tokens is below 1", "give the longest reply you want"),
         (arguments.backend != "interp" and arguments.mode != "native", "kernels compute in the dtypes' own arithmetic", "leave out --mode"),
+        (arguments.backend == "interp" and arguments.warpgroups, "--warpgroups chooses kernels", "add --backend cuda or emu"),
+        (arguments.setting == "reference" and arguments.warpgroups, "--warpgroups makes sums depend on the batch", "leave out --setting"),
         (arguments.context is not None and arguments.context < 1, "--context is below 1", "leave it out to use the model's own"),
     ):
         if wrong:
@@ -135,7 +138,8 @@ def _session(arguments: argparse.Namespace, model: "OpenModel") -> Session:
 
     device = open_device("emu-fast" if arguments.backend == "emu" else arguments.backend)
     arch = nearest_arch(getattr(device, "arch", Options().arch))
-    return Planned(model.graph, model.weights, device, options=Options(arch, batch_invariant=arguments.setting == "reference"))
+    options = Options(arch, batch_invariant=arguments.setting == "reference", warpgroups=arguments.warpgroups)
+    return Planned(model.graph, model.weights, device, options=options)
 
 
 def _working(what: str) -> AbstractContextManager[Any]:

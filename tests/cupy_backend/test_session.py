@@ -86,6 +86,17 @@ def test_what_a_launch_gets_wrong_is_named_with_its_nodes_and_line(tmp_path: Pat
     assert "rmsnorm(y, w.attn_norm" in of.texts[place.file].splitlines()[place.line - 1]
 
 
+@pytest.mark.parametrize("mini", [LLAMA, MINIS[4]], ids=lambda mini: mini[2])
+def test_products_by_warpgroups_agree_with_the_interpreter_where_a_pass_has_rows_enough(mini: tuple[str, str, str]) -> None:
+    of = subject(*mini)
+    (tokens,) = prompts(11, 140)
+    judged = run_isolated(of.graph, of.tensors, session(of, options=Options(warpgroups=True)), prompt_alone(tokens))
+    wrong = [f"{item.what} by {item.kernels}: {item.distance.fraction} of its bound" for item in judged if not item.distance.agrees]
+    assert not wrong, "\n".join(wrong)
+    by_warpgroups = {of.graph.nodes[item.node].op for item in judged if "product_by_warpgroups" in item.kernels[-1]}
+    assert by_warpgroups == {"linear.matmul", "linear.glu", "linear.lm_head"}
+
+
 # -- batches -----------------------------------------------------------------------------------
 def run_together(made: Session, passes: list[list[list[int]]]) -> list[list[np.ndarray]]:
     """Logits by sequence, each after each pass that brings it tokens."""
@@ -207,7 +218,7 @@ def test_argmax_gives_the_ids_that_the_interpreter_gives() -> None:
 def test_the_command_that_generates_opens_the_backend_that_is_asked_for() -> None:
     of = subject(*LLAMA)
     model = SimpleNamespace(graph=of.graph, weights=of.tensors)
-    arguments = Namespace(backend="emu", mode="native", setting="reference")
+    arguments = Namespace(backend="emu", mode="native", setting="reference", warpgroups=False)
     made: Any = run_._session(arguments, model)  # type: ignore[arg-type]
     assert isinstance(made, Session)
     assert made.options.batch_invariant

@@ -58,12 +58,13 @@ def _side_by_side(lowering: Lowering, nodes: list[Node]) -> Array:
 
 def _product(lowering: Lowering, group: Group, x: Array, params: list[Param], out: Array, act: str | None = None) -> Lowered:
     """out = x times the joined rows of the params, or the gated unit of that."""
-    arch, batch_invariant, dtype = lowering.options.arch, lowering.options.batch_invariant, Dtype(params[0].dtype)
+    options, dtype = lowering.options, Dtype(params[0].dtype)
+    arch, batch_invariant = options.arch, options.batch_invariant
     size = linear.matmul_scratch(x.shape[0], out.shape[1], x.shape[1], dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act)
     counters = lowering.table("counters", "u32", lambda: np.zeros(COUNTERS, np.uint32))
     launches = linear.matmul(
         x, lowering.weight(*params, prepare=PRODUCT), out, dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act,
-        scratch=lowering.scratch(size) if size else None, counters=counters, nodes=group.nodes,
+        warpgroups=options.warpgroups, scratch=lowering.scratch(size) if size else None, counters=counters, nodes=group.nodes,
     )  # fmt: skip
     rows = sum(param.shape[0] for param in params)
     return Lowered(launches, 2 * x.shape[0] * rows * x.shape[1], {counters.buffer: (0, 0)})

@@ -55,3 +55,15 @@ def test_a_deployment_without_kernels_is_refused_at_its_lines(capsys: pytest.Cap
 def test_sizes_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, LLAMA, "--batch", "0")
     assert (code, "--batch is below 1" in err) == (2, True)
+
+
+def test_warpgroups_multiply_many_rows_only_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    prefill = (LLAMA, "--deployment", "llama31-mini-bf16-kv-bf16", "--tokens", "200", "--json")
+    found = {}
+    for words in ((), ("--warpgroups",)):
+        code, out, _ = run(capsys, *prefill, *words)
+        assert code == 0
+        found[words] = {launch["source"] for launch in json.loads(out)["launches"]}
+    assert found["--warpgroups",] - found[()] == {"linear_warpgroups.cu"}
+    with pytest.raises(SystemExit, match="2"):
+        run(capsys, *prefill, "--warpgroups", "--batch-invariant")

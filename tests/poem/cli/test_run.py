@@ -163,6 +163,8 @@ def test_ctrl_c_ends_with_exit_code_2(run: Run, parrot: Parrot) -> None:
         (["--prompt", "-", "--prompt", "-"], "stdin"),
         (["--prompt", "a", "--max-tokens", "0"], "--max-tokens"),
         (["--prompt", "a", "--context", "0"], "--context"),
+        (["--prompt", "a", "--warpgroups"], "--backend"),
+        (["--prompt", "a", "--warpgroups", "--backend", "emu", "--setting", "reference"], "--setting"),
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
         (["--prompt", "a", "--top-p", "0"], "top_p"),
         (["--prompt", "a" * 300], "does not fit"),
