@@ -1,4 +1,4 @@
-// elemwise.cu: row-local ops. Residual addition and RMS norms, gated units over packed halves, biases, rotary positions.
+// elemwise.cu: row-local ops. Residual addition and RMS norms, gated units over packed halves, biases.
 //
 // T is the dtype of activations, W that of gains and biases: bf16, f16 or float. VEC elements travel in one load, which the width must be a
 // multiple of. All arithmetic is float32 and a result is rounded once, where it is stored. Sums have an order that depends on the
@@ -145,47 +145,5 @@ template <class T, class W, int VEC> __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(to_float(v.at[j]) + to_float(b.at[j]));
     store<T, VEC>(out + p * VEC, y);
-  }
-}
-
-// ---------------------------------------------------------------------------------------------------------- rotary positions
-// Form half: channels i and i + rotary/2 of each head turn by the angle position * frequencies[i]; channels from `rotary` on are copied.
-// One block per row: angles are shared by all heads of q and k. `sign` is -1 for the inverse turn; k may have no heads.
-// Dynamic shared memory: rotary/2 pairs of floats.
-template <class T, int VEC> __global__ void __launch_bounds__(256)
-    rope_half(const T* __restrict__ q, const T* __restrict__ k, const int* __restrict__ positions, const float* __restrict__ frequencies,
-              T* __restrict__ q_out, T* __restrict__ k_out, int q_heads, int k_heads, int head_dim, int rotary, float factor, float sign) {
-  POEM_DYNAMIC_SHARED(memory);
-  float2* const turns = reinterpret_cast<float2*>(memory);
-  const int half = rotary / 2;
-  for (int i = threadIdx.x; i < half; i += 256) {
-    const float angle = (float)positions[blockIdx.x] * frequencies[i];
-    turns[i] = make_float2(cosf(angle) * factor, sinf(angle) * factor * sign);
-  }
-  __syncthreads();
-  const int pairs = half / VEC, rest = (head_dim - rotary) / VEC, per_head = pairs + rest;
-  for (int p = threadIdx.x; p < (q_heads + k_heads) * per_head; p += 256) {
-    const int head = p / per_head, i = (p - head * per_head);
-    const bool is_q = head < q_heads;
-    const size_t start =
-        is_q ? ((size_t)blockIdx.x * q_heads + head) * head_dim : ((size_t)blockIdx.x * k_heads + head - q_heads) * head_dim;
-    const T* const from = (is_q ? q : k) + start;
-    T* const to = (is_q ? q_out : k_out) + start;
-    if (i >= pairs) {
-      const int column = rotary + (i - pairs) * VEC;
-      store<T, VEC>(to + column, load<T, VEC>(from + column));
-      continue;
-    }
-    const Pack<T, VEC> a = load<T, VEC>(from + i * VEC), b = load<T, VEC>(from + half + i * VEC);
-    Pack<T, VEC> turned_a, turned_b;
-#pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      const float2 t = turns[i * VEC + j];
-      const float fa = to_float(a.at[j]), fb = to_float(b.at[j]);
-      turned_a.at[j] = from_float<T>(fa * t.x - fb * t.y);
-      turned_b.at[j] = from_float<T>(fb * t.x + fa * t.y);
-    }
-    store<T, VEC>(to + i * VEC, turned_a);
-    store<T, VEC>(to + half + i * VEC, turned_b);
   }
 }

@@ -16,9 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from cupy_backend import cubin_cache, nvrtc
 from cupy_backend.errors import KernelError
-from cupy_backend.kernels import elemwise
+from cupy_backend.kernels import elemwise, rope
 from cupy_backend.launch import Array, Launch
 from cupy_backend.nvrtc import Nvrtc, Resources
 
@@ -69,6 +71,8 @@ class Budget:
 BUDGETS: dict[str, Budget] = {
     # One pass over memory: as many loads under way as possible, each of 16 bytes.
     "elemwise.cu": Budget(registers=64, occupancy=0.5),
+    "rope.cu": Budget(registers=64, occupancy=0.5),
+    "rope.cu rope<bf16, int, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
     "elemwise.cu add_rmsnorm<bf16, bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
     "elemwise.cu rmsnorm<bf16, bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
     "elemwise.cu glu<bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128", "MUFU.EX2")),
@@ -204,10 +208,13 @@ def representative() -> list[Launch]:
     for act in ("silu", "gelu_tanh", "gelu"):
         launches += elemwise.glu(array("x", rows, 2 * 14336), array("out", rows, 14336), act=act, arch="sm_90a")
     launches += elemwise.add_bias(array("b", 4096, dtype="f32"), array("x", rows, 4096), array("out", rows, 4096), arch="sm_90a")
-    positions, frequencies = array("positions", rows, dtype="i32"), array("frequencies", 64, dtype="f32")
     q, k = array("q", rows, 32 * 128), array("k", rows, 8 * 128)
-    q_out, k_out = array("q_out", rows, 32 * 128), array("k_out", rows, 8 * 128)
-    launches += elemwise.rope_half(q, k, positions, frequencies, q_out, k_out, head_dim=128, factor=1.0, inverse=False)
+    frequencies, positions = array("frequencies", 64, dtype="f32"), array("positions", rows, dtype="i32")
+    pair = np.arange(64)
+    for first, second in ((pair, pair + 64), (2 * pair, 2 * pair + 1)):
+        packs = rope.packs(first, second, 128, "bf16")
+        table = array("packs", *packs.table.shape, dtype="i32")
+        launches += rope.rope([q, k], positions, frequencies, table, [q, k], head_dim=128, vector=packs.vector, neighbours=packs.neighbours)
     return launches
 
 

@@ -1,10 +1,8 @@
-"""Launches of elemwise.cu: RMS norms with and without a residual, gated units, biases, rotary positions.
+"""Launches of elemwise.cu: RMS norms with and without a residual, gated units, biases.
 
 Each function turns arrays into launches. Shapes are those of the arrays; a shape or dtype that no kernel serves is a KernelError
 (`kernel.unsupported`). None of these kernels lets the number of rows decide how a row is summed.
 """
-
-import math
 
 from cupy_backend.kernels.arrays import reading, same_dtype, type_of, unsupported, updating, vector, writing
 from cupy_backend.launch import Argument, Array, Launch, Scalar
@@ -85,28 +83,6 @@ def add_bias(bias: Array, x: Array, out: Array, *, arch: str, nodes: tuple[int, 
     }  # fmt: skip
     kernel = f"add_bias<{type_of(x)}, {type_of(bias)}, {vec}>"
     return [Launch(SOURCE, kernel, _strided_grid(rows * width // vec, arch), (THREADS, 1, 1), arguments, nodes=nodes)]
-
-
-def rope_half(
-    q: Array, k: Array | None, positions: Array, frequencies: Array, q_out: Array, k_out: Array | None, *, head_dim: int, factor: float,
-    inverse: bool, nodes: tuple[int, ...] = (),
-) -> list[Launch]:  # fmt: skip
-    """Channels i and i + R/2 of each head turn by position * frequencies[i], times factor; frequencies f32 `[R/2]`, positions i32 `[N]`."""
-    rows, width = q.shape
-    rotary = 2 * math.prod(frequencies.shape)
-    vec = vector(q.dtype, rotary // 2, head_dim - rotary)
-    k, k_out = (q, q_out) if k is None or k_out is None else (k, k_out)
-    k_heads = k.shape[1] // head_dim if k is not q else 0
-    same_dtype(q, k, q_out, k_out)
-    written = writing if k_heads else updating  # without k, both names stand for q's result
-    arguments: dict[str, Argument] = {
-        "q": reading(q), "k": reading(k), "positions": reading(positions), "frequencies": reading(frequencies),
-        "q_out": written(q_out), "k_out": written(k_out),
-        "q_heads": Scalar(width // head_dim, "i32"), "k_heads": Scalar(k_heads, "i32"), "head_dim": Scalar(head_dim, "i32"),
-        "rotary": Scalar(rotary, "i32"), "factor": Scalar(factor, "f32"), "sign": Scalar(-1.0 if inverse else 1.0, "f32"),
-    }  # fmt: skip
-    kernel = f"rope_half<{type_of(q)}, {vec}>"
-    return [Launch(SOURCE, kernel, (rows, 1, 1), (THREADS, 1, 1), arguments, shared=rotary // 2 * 8, nodes=nodes)]
 
 
 def _strided_grid(packs: int, arch: str) -> tuple[int, int, int]:

@@ -103,7 +103,7 @@ def is_plain_glu(node: Node) -> bool:
 
 
 def _rope_append(uses: Uses, node: Node) -> tuple[int, ...] | None:
-    if node.op != "elemwise.rope" or not is_plain_rope(node) or len(node.results) != 2:
+    if node.op != "elemwise.rope" or not _turns_alike(node) or len(node.results) != 2:
         return None
     append = uses.only_reader(node.results[1])
     if append is None or append.op != "attn.kv_append" or operand(append, "k").id != node.results[1]:
@@ -117,10 +117,11 @@ def _rope_append(uses: Uses, node: Node) -> tuple[int, ...] | None:
     return node.id, append.id
 
 
-def is_plain_rope(node: Node) -> bool:
-    """Whether a rope pairs channel i with i + R/2 of the first R, by one position a row, with frequencies known beforehand."""
-    scaling = node.attributes["scaling"] or {}
-    return node.attributes["form"] == "half" and node.attributes["part"] == "first" and scaling.get("use") != "auto"
+def _turns_alike(node: Node) -> bool:
+    """Whether the pairs of a rope lie one behind the other, all at one distance, with frequencies known beforehand."""
+    scaling, form = node.attributes["scaling"] or {}, node.attributes["form"]
+    whole = form != "interleaved" or node.attributes["head_dim"] % 2 == 0
+    return form != "mrope_split" and whole and scaling.get("use") != "auto"
 
 
 def _joined(uses: Uses, node: Node) -> tuple[int, ...] | None:

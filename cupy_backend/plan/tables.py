@@ -1,22 +1,82 @@
-"""Arrays that follow from attributes and are put into device memory at load: rotary frequencies."""
+"""Arrays that follow from attributes and are put into device memory at load: how rotary positions pair and turn channels."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 
-def rotary_frequencies(theta: float, rotary: int, scaling: Mapping[str, Any] | None) -> np.ndarray:
-    """The angle per position of each pair of `rotary` channels, computed in float64: float32 `[rotary / 2]`.
+class Pairs(NamedTuple):
+    """Which channels of a head turn together, pair by pair: `first` and `second`, by the position in column `columns` times `frequencies`.
 
-    theta^(-2i/R), changed by a scaling (formulas: `poem.ops.scaling`). ValueError for a scaling that depends on the length of a sequence.
+    All `[pairs]`, channels and columns int32, frequencies float32.
     """
-    plain = float(theta) ** -(np.arange(rotary // 2) * 2 / rotary)
-    return (plain if scaling is None else _scaled(plain, float(theta), rotary, scaling)).astype(np.float32)
+
+    first: np.ndarray
+    second: np.ndarray
+    columns: np.ndarray
+    frequencies: np.ndarray
+
+
+def rotary_pairs(
+    *, head_dim: int, theta: float, rotary_dim: int | None, form: str, part: str, scaling: Mapping[str, Any] | None,
+    sections: Sequence[int] | None,
+) -> Pairs:  # fmt: skip
+    """The pairs of `elemwise.rope` (its formula table), their frequencies computed in float64.
+
+    ValueError for a scaling that depends on the length of a sequence.
+    """
+    first: np.ndarray
+    second: np.ndarray
+    exponents: np.ndarray
+    rotary = rotary_dim or head_dim
+    half, start = np.arange(rotary // 2), head_dim - rotary if part == "last" else 0
+    counts = list(sections or ())
+    column = np.zeros(len(half), np.int32)
+    if form in ("mrope_blocked", "mrope_split"):
+        inside, own = np.concatenate([np.arange(count) for count in counts]), np.repeat(counts, counts)
+        first = np.arange(sum(counts)) + (np.repeat(np.cumsum(counts) - counts, counts) if form == "mrope_split" else 0)
+        second = first + (own if form == "mrope_split" else head_dim // 2)
+        column = np.repeat(np.arange(3), counts)
+        exponents = inside / own if form == "mrope_split" else inside * 2 / sum(counts)
+    elif form == "proportional":
+        first, second, exponents = half, half + head_dim // 2, half * 2 / head_dim
+    elif form == "interleaved":
+        first, second, exponents = start + 2 * half, start + 2 * half + 1, half * 2 / rotary
+    else:
+        first, second, exponents = start + half, start + half + rotary // 2, half * 2 / rotary
+    if form == "mrope_chunked":
+        column = np.repeat(np.arange(3), counts)
+    elif form == "mrope_interleaved":
+        for axis in (1, 2):
+            column[(half % 3 == axis) & (half < 3 * counts[axis])] = axis
+    plain = float(theta) ** -exponents
+    frequencies = plain if scaling is None else _scaled(plain, float(theta), rotary, scaling)
+    return _pairs(first, second, column, frequencies)
+
+
+def axes_pairs(*, dims: Sequence[int], thetas: Sequence[float], form: str, rotary_dim: int, axes: int) -> Pairs:
+    """The pairs of `elemwise.rope_axes` of form interleaved, split or neox, by `axes` positions a row."""
+    counts = np.array(dims[:axes]) // 2
+    inside, column = np.concatenate([np.arange(count) for count in counts]), np.repeat(np.arange(axes), counts)
+    block = np.repeat(np.cumsum(counts) - counts, counts)  # pairs before the axis
+    if form == "interleaved":
+        first, distance = 2 * (block + inside), np.ones_like(inside)
+    elif form == "split":
+        first, distance = 2 * block + inside, np.repeat(counts, counts)
+    else:
+        first, distance = block + inside, np.full_like(inside, rotary_dim // 2)
+    frequencies = np.array(thetas, np.float64)[column] ** -(2 * inside / np.repeat(2 * counts, counts))
+    return _pairs(first, first + distance, column, frequencies)
+
+
+def _pairs(first: np.ndarray, second: np.ndarray, columns: np.ndarray, frequencies: np.ndarray) -> Pairs:
+    return Pairs(first.astype(np.int32), second.astype(np.int32), columns.astype(np.int32), frequencies.astype(np.float32))
 
 
 def _scaled(plain: np.ndarray, theta: float, rotary: int, scaling: Mapping[str, Any]) -> np.ndarray:
+    """Frequencies changed by a scaling (formulas: `poem.ops.scaling`)."""
     kind = scaling["kind"]
     if kind == "linear":
         return plain / scaling["factor"]

@@ -214,50 +214,6 @@ def test_add_bias(shape: tuple[int, int], dtype: str, flavour: str, schedule: Sc
     check("elemwise.add_bias", memory, {"out": "out"}, arguments, arguments["x"] + arguments["bias"])
 
 
-# ------------------------------------------------------------------------------------------------------------------------- positions
-class Turn(NamedTuple):
-    rows: int
-    q_heads: int
-    k_heads: int
-    head_dim: int
-    rotary: int
-
-
-@settings(max_examples=40)
-@given(
-    st.builds(Turn, st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.sampled_from((64, 80, 128)), st.sampled_from((16, 32, 64))),
-    st.sampled_from(("bf16", "f32")), st.booleans(), st.sampled_from((64, 4096, 131072)), schedules, seeds,
-)  # fmt: skip
-def test_rope_half_of_q_and_k(turn: Turn, dtype: str, inverse: bool, longest: int, schedule: Schedule, seed: int) -> None:
-    rows, q_heads, k_heads, head_dim, rotary = turn
-    memory, theta = Memory(dtype), 10000.0
-    q, k = (numbers(seed + i, (rows, max(heads, 1) * head_dim), dtype, "normal") for i, heads in enumerate((q_heads, k_heads)))
-    positions = np.random.default_rng(seed).integers(0, longest, rows).astype(np.int32)
-    frequencies = (theta ** -(np.arange(rotary // 2) * 2 / rotary)).astype(np.float32)
-    pair = k_heads > 0
-    launches = elemwise.rope_half(
-        memory.give("q", q), memory.give("k", k) if pair else None, memory.give("positions", positions, "i32"),
-        memory.give("frequencies", frequencies, "f32"), memory.out("q_out", *q.shape), memory.out("k_out", *k.shape) if pair else None,
-        head_dim=head_dim, factor=1.0, inverse=inverse,
-    )  # fmt: skip
-    memory.run(launches, schedule)
-    angle = positions[:, None] * theta ** -(np.arange(rotary // 2) * 2 / rotary)
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None] * (-1 if inverse else 1)
-
-    def turned(x: np.ndarray) -> np.ndarray:
-        heads = x.astype(np.float64).reshape(rows, -1, head_dim)
-        a, b, rest = heads[..., : rotary // 2], heads[..., rotary // 2 : rotary], heads[..., rotary:]
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1).reshape(x.shape)
-
-    arguments = {
-        "q": q.astype(np.float64), "k": k.astype(np.float64) if pair else None, "positions": positions, "head_dim": head_dim,
-        "theta": theta,
-        "rotary_dim": rotary, "form": "half", "part": "first", "scaling": None, "sections": None, "inverse": inverse,
-    }  # fmt: skip
-    results = {"q": "q_out", "k": "k_out"} if pair else {"q": "q_out"}
-    check("elemwise.rope", memory, results, arguments, *(turned(x) for x in ((q, k) if pair else (q,))))
-
-
 # -------------------------------------------------------------------------------------------------------------------- planted faults
 class Fault(NamedTuple):
     name: str

@@ -7,7 +7,7 @@ from cupy_backend.plan.lowering import Lowered, Lowering
 from cupy_backend.plan.patterns import Group, operand
 from cupy_backend.plan.record import Columns
 from cupy_backend.plan.rules.registry import node_of, rule
-from cupy_backend.plan.rules.rotary import frequencies, rope_factor
+from cupy_backend.plan.rules.rotary import turn_of
 from poem.dtypes.term import LEAF_BITS
 from poem.graph import Cache, Node
 
@@ -17,11 +17,9 @@ def _rope_append(lowering: Lowering, group: Group) -> Lowered:
     rope, append = node_of(lowering, group, 0), node_of(lowering, group, 1)
     cache, (k_cells, v_cells) = _two_planes(lowering, append)
     q, k, v = (lowering.columns(operand(node, name).id) for node, name in ((rope, "q"), (rope, "k"), (append, "v")))
-    q_out, table = lowering.new(rope.results[0]), frequencies(lowering, rope)
-    half = table.shape[0]
-    turn = attn.Turn(table, distance=half, factor=rope_factor(rope), inverse=rope.attributes["inverse"])
+    q_out = lowering.new(rope.results[0])
     launches = attn.rope_append(
-        _columns(q), _columns(k), _columns(v), lowering.value(rope, "positions"), turn, q_out, k_cells, v_cells,
+        _columns(q), _columns(k), _columns(v), lowering.value(rope, "positions"), turn_of(lowering, rope), q_out, k_cells, v_cells,
         lowering.inputs[f"write_page.{cache.space}"], lowering.inputs[f"write_offset.{cache.space}"],
         head_dim=rope.attributes["head_dim"], nodes=group.nodes,
     )  # fmt: skip

@@ -1,11 +1,15 @@
 """Rules for the ops on rows and elements: norms, gated units, rotary positions."""
 
-from cupy_backend.kernels import elemwise
+from typing import Any
+
+from cupy_backend.kernels import elemwise, rope
 from cupy_backend.kernels.arrays import unsupported
+from cupy_backend.launch import Array
 from cupy_backend.plan.lowering import Lowered, Lowering, elements
 from cupy_backend.plan.patterns import Group, is_plain_glu, operand
 from cupy_backend.plan.rules.registry import node_of, rule
-from cupy_backend.plan.rules.rotary import frequencies, rope_factor
+from cupy_backend.plan.rules.rotary import factor_of, pairs_of, table_arrays, table_of
+from cupy_backend.plan.tables import Pairs, axes_pairs
 
 
 @rule("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
@@ -62,11 +66,31 @@ def _glu(lowering: Lowering, group: Group) -> Lowered:
 @rule("elemwise.rope")
 def _rope(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
-    q, positions = lowering.value(node, "q"), lowering.value(node, "positions")
-    k = lowering.value(node, "k") if node.operands["k"] is not None else None
-    outs = [lowering.new(value) for value in node.results]
-    launches = elemwise.rope_half(
-        q, k, positions, frequencies(lowering, node), outs[0], outs[1] if k is not None else None, head_dim=node.attributes["head_dim"],
-        factor=rope_factor(node), inverse=node.attributes["inverse"], nodes=group.nodes,
+    names = [name for name in ("q", "k") if node.operands[name] is not None]
+    given, made = [lowering.value(node, name) for name in names], [lowering.new(value) for value in node.results]
+    return _turned(
+        lowering, group, given, made, pairs_of(node), head_dim=node.attributes["head_dim"], factor=factor_of(node),
+        inverse=node.attributes["inverse"],
     )  # fmt: skip
-    return Lowered(launches, 3 * sum(map(elements, outs)))
+
+
+@rule("elemwise.rope_axes")
+def _rope_axes(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    attributes = {name: node.attributes[name] for name in ("dims", "thetas", "form", "rotary_dim")}
+    if attributes["form"] == "split_ladder":
+        raise unsupported("no kernel has this form yet", expected="interleaved, split or neox", found="split_ladder")
+    x = lowering.value(node, "x")
+    pairs = axes_pairs(axes=lowering.value(node, "positions").shape[-1], **attributes)
+    return _turned(lowering, group, [x], [lowering.new(node.results[0])], pairs, head_dim=node.attributes["head_dim"])
+
+
+def _turned(lowering: Lowering, group: Group, given: list[Array], made: list[Array], pairs: Pairs, *, head_dim: int, **how: Any) -> Lowered:
+    """q, and perhaps k, with the pairs of each head turned."""
+    packs = rope.packs(pairs.first, pairs.second, head_dim, given[0].dtype)
+    frequencies, columns = table_arrays(lowering, pairs)
+    launches = rope.rope(
+        given, lowering.value(node_of(lowering, group), "positions"), frequencies, table_of(lowering, "packs", packs.table), made,
+        head_dim=head_dim, vector=packs.vector, neighbours=packs.neighbours, columns=columns, nodes=group.nodes, **how,
+    )  # fmt: skip
+    return Lowered(launches, 3 * sum(map(elements, made)))
