@@ -28,20 +28,9 @@ def plan(graph: Graph, bucket: Bucket, options: Options = DEFAULTS) -> Plan:
         expected = " ".join(ARCHS)
         raise KernelError("kernel.arch", f"there are no kernels for {options.arch}", phase="plan", expected=expected, found=options.arch)
     lowering = Lowering(graph, bucket, options)
-    lowered: list[tuple[Group, Lowered]] = []
-    refusals: dict[str, KernelError] = {}
-    for group in grouped(graph, PATTERNS if options.fuse else ()):
-        try:
-            lowered.append((group, _lower(lowering, group)))
-        except KernelError as fault:
-            refusal = _refusal(graph.nodes[group.nodes[0]], fault)
-            refusals.setdefault(refusal.message + refusal.found, refusal)
-            for id in group.nodes:
-                for value in graph.nodes[id].results:
-                    if value not in lowering.places and graph.values[value].type is not None:
-                        lowering.new(value)
+    lowered, refusals = lower(lowering, grouped(graph, PATTERNS if options.fuse else ()))
     if refusals:
-        raise next(iter(refusals.values())) if len(refusals) == 1 else PoemErrors(list(refusals.values()))
+        raise refusals[0] if len(refusals) == 1 else PoemErrors(refusals)
     offsets, arena = pack(_lives(graph, lowering, [found for _, found in lowered]))
     steps = []
     for group, found in lowered:
@@ -54,6 +43,24 @@ def plan(graph: Graph, bucket: Bucket, options: Options = DEFAULTS) -> Plan:
         graph.digest(), graph.deployment, bucket, options, tuple(steps), places, lowering.inputs,
         tuple(lowering.lists.values()), tuple(lowering.stored.values()), lowering.tables, cells, arena,
     )  # fmt: skip
+
+
+def lower(lowering: Lowering, groups: Sequence[Group]) -> tuple[list[tuple[Group, Lowered]], list[KernelError]]:
+    """The launches of groups, in the order given, and why others of them have none. Equal refusals of several groups are one."""
+    graph = lowering.graph
+    lowered: list[tuple[Group, Lowered]] = []
+    refusals: dict[str, KernelError] = {}
+    for group in groups:
+        try:
+            lowered.append((group, _lower(lowering, group)))
+        except KernelError as fault:
+            refusal = _refusal(graph.nodes[group.nodes[0]], fault)
+            refusals.setdefault(refusal.message + refusal.found, refusal)
+            for id in group.nodes:
+                for value in graph.nodes[id].results:
+                    if value not in lowering.places and graph.values[value].type is not None:
+                        lowering.new(value)
+    return lowered, list(refusals.values())
 
 
 def _lower(lowering: Lowering, group: Group) -> Lowered:
