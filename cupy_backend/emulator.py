@@ -99,14 +99,15 @@ class _Kernel(NamedTuple):
 _kernels: dict[tuple[Path, str, Mode], _Kernel] = {}  # of this process
 
 
-def _build(path: Path, kernels: Sequence[str], mode: Mode) -> Path:
-    """Kernels of one file as one library, from the cache on disk if it is there."""
+def _build(path: Path, kernels: Sequence[str], mode: Mode, folder: Path) -> Path:
+    """Kernels of one file as one library, from the cache on disk if it is there. folder: of the prelude that they include."""
     text = f'#include "{path}"\n#define POEM_EXPORT extern "C" __attribute__((visibility("default")))\n'
     for i, kernel in enumerate(kernels):
         text += f"POEM_EXPORT void poem_entry_{i}(void** arguments) {{ poem::emu::Bind<&{kernel}>::call(arguments); }}\n"
         text += f"POEM_EXPORT int poem_sizes_{i}(uint32_t* sizes) {{ return poem::emu::Bind<&{kernel}>::sizes(sizes); }}\n"
-    flags = (*host_compiler.MODES[mode], "-fvisibility=hidden", f"-I{sources.folder()}")
-    identity = sources.digest(sources.emulator_headers_digest(), path.read_bytes())
+    folders = dict.fromkeys((folder, sources.folder()))
+    flags = (*host_compiler.MODES[mode], "-fvisibility=hidden", *(f"-I{include}" for include in folders))
+    identity = sources.digest(sources.emulator_headers_digest(folder), path.read_bytes())
     try:
         return host_compiler.build_library(f"{path.stem}-{mode}", [text], flags, identity)
     except KernelError as error:
@@ -127,15 +128,21 @@ class EmulatedDevice:
     """Runs launches on the CPU. Memory is a NumPy array.
 
     checked: every access is judged, and the arguments lie apart from each other. fp8_bits: how many bits below the largest
-    term the tensor cores keep when they add products of 8-bit floats; 0 for all of them.
+    term the tensor cores keep when they add products of 8-bit floats; 0 for all of them. folder: of the CUDA sources, if it is a changed
+    copy of them. lines: name the source line of an error, which takes a process of its own.
     """
 
     name = "emu"
 
-    def __init__(self, *, checked: bool = True, schedule: Schedule = Schedule(), fp8_bits: int = HOPPER_FP8_BITS) -> None:
+    def __init__(
+        self, *, checked: bool = True, schedule: Schedule = Schedule(), fp8_bits: int = HOPPER_FP8_BITS, folder: Path | None = None,
+        lines: bool = True,
+    ) -> None:  # fmt: skip
         self.mode: Mode = "checked" if checked else "fast"
+        self.folder = folder or sources.folder()
         self.schedule = schedule
         self.fp8_bits = fp8_bits
+        self.lines = lines
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Uninitialised memory for an array of a leaf dtype; sub-byte leaves are packed along the last axis."""
@@ -161,7 +168,7 @@ class EmulatedDevice:
     def prepare(self, launches: Iterable[Launch]) -> None:
         """Compiles the kernels of these launches together, which is several times quicker than one by one in `run`."""
         wanted: dict[Path, list[str]] = {}
-        for path, kernel in sorted({(sources.find(launch.source), launch.kernel) for launch in launches}):
+        for path, kernel in sorted({(sources.find(launch.source, self.folder), launch.kernel) for launch in launches}):
             if (path, kernel, self.mode) not in _kernels:
                 wanted.setdefault(path, []).append(kernel)
         if not wanted:
@@ -173,7 +180,7 @@ class EmulatedDevice:
             jobs += [(path, kernels[start : start + size]) for start in range(0, len(kernels), size)]
         with ThreadPoolExecutor(workers) as pool:
             pool.submit(_build_runtime)
-            libraries = list(pool.map(lambda job: _build(job[0], job[1], self.mode), jobs))
+            libraries = list(pool.map(lambda job: _build(job[0], job[1], self.mode, self.folder), jobs))
         runtime()  # first, so that the libraries find it
         for (path, kernels), library in zip(jobs, libraries, strict=True):
             loaded = ctypes.CDLL(str(library))
@@ -197,7 +204,7 @@ class EmulatedDevice:
         its file and line, block, thread and nodes.
         """
         self.prepare([launch])
-        kernel = _kernels[sources.find(launch.source), launch.kernel, self.mode]
+        kernel = _kernels[sources.find(launch.source, self.folder), launch.kernel, self.mode]
         bound = _Bound(launch, memory, checked=self.mode == "checked")
         _check_sizes(launch, kernel, bound.parameters)
         options = _Options(
@@ -213,7 +220,8 @@ class EmulatedDevice:
                 ctypes.byref(statistics),
             )  # fmt: skip
             if failed:
-                raise _error(launch, *(runtime().poem_error(part).decode() for part in range(4)))
+                code, message, place, thread = (runtime().poem_error(part).decode() for part in range(4))
+                raise _error(launch, code, message, _source_line(place, self.folder) if self.lines else (place, 0), thread)
         bound.copy_back()
         return Counters(*(getattr(statistics, name) for name in Counters._fields))
 
@@ -354,8 +362,8 @@ def _bytes_of(launch: Launch, name: str, array: Array, memory: Mapping[str, np.n
     return data[array.offset : array.offset + nbytes]
 
 
-def _error(launch: Launch, code: str, message: str, place: str, thread: str) -> KernelError:
-    file, line = _source_line(place)
+def _error(launch: Launch, code: str, message: str, place: tuple[str, int], thread: str) -> KernelError:
+    file, line = place
     where = ""
     if thread:
         x, y, z, number = thread.split()
@@ -363,15 +371,15 @@ def _error(launch: Launch, code: str, message: str, place: str, thread: str) -> 
     return KernelError(code, f"{launch.described()}{where}: {message}", phase="emu", file=file, line=line)
 
 
-def _source_line(place: str) -> tuple[str, int]:
+def _source_line(place: str, folder: Path) -> tuple[str, int]:
     """File and line of `file:line`, or of `library+offset` by addr2line, whose innermost frame outside the prelude counts."""
-    folder = f"{sources.folder()}/"
     found = re.fullmatch(r"(.*)\+0x([0-9a-f]+)", place)
     frames = [place]
     if found and shutil.which("addr2line"):
         command = ["addr2line", "-i", "-e", found[1], hex(int(found[2], 16) - 1)]
         frames = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    frames = [re.sub(r" \(discriminator \d+\)$", "", frame).replace(folder, "") for frame in frames]
+    frames = [re.sub(r" \(discriminator \d+\)$", "", frame) for frame in frames]
+    frames = [frame.removeprefix(f"{folder}/").removeprefix(f"{sources.folder()}/") for frame in frames]
     outside = [frame for frame in frames if not frame.startswith(("prelude", "emu/"))]
     file, _, line = (outside or frames or [""])[0].rpartition(":")
     return (file, int(line)) if line.isdigit() else (place, 0)

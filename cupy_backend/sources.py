@@ -24,11 +24,11 @@ def folder() -> Path:
     )  # fmt: skip
 
 
-def find(source: str) -> Path:
-    """The file of a kernel: a path, or a name inside `cuda_src`. KernelError if there is none."""
-    path = folder() / source  # an absolute path stays itself
+def find(source: str, inside: Path | None = None) -> Path:
+    """The file of a kernel: a path, or a name inside `cuda_src` or a copy of it. KernelError if there is none."""
+    path = (inside or folder()) / source  # an absolute path stays itself
     if not path.is_file():
-        names = sorted(known.name for known in folder().glob("*.cu"))
+        names = sorted(known.name for known in (inside or folder()).glob("*.cu"))
         raise KernelError("kernel.no-sources", f"there is no kernel file {source}", expected=f"one of {', '.join(names)}", found=source)
     return path
 
@@ -44,15 +44,16 @@ def digest(*parts: str | bytes) -> str:
 
 
 @lru_cache
-def prelude_digest() -> str:
-    """Identifies what every kernel includes on a device."""
-    return _digest_of([folder() / "prelude.cuh", *sorted((folder() / "prelude").glob("*.cuh"))])
+def prelude_digest(inside: Path | None = None) -> str:
+    """Identifies what every kernel includes on a device. inside: the folder of sources, if not `cuda_src`."""
+    of = inside or folder()
+    return _digest_of([of / "prelude.cuh", *sorted((of / "prelude").glob("*.cuh"))])
 
 
 @lru_cache
-def emulator_headers_digest() -> str:
+def emulator_headers_digest(inside: Path | None = None) -> str:
     """Identifies what every kernel includes on the CPU."""
-    return digest(prelude_digest(), _digest_of(sorted((folder() / "emu").glob("*.h"))))
+    return digest(prelude_digest(inside), _digest_of(sorted((folder() / "emu").glob("*.h"))))
 
 
 @lru_cache
