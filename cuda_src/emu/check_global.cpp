@@ -60,22 +60,32 @@ static bool known_interval(const Block& b, uint32_t interval) {
     if (block == owner && interval <= until) return true;
   return false;
 }
+// Adds to the known intervals, sorted by block, those of others: the latest of each block.
+using Intervals = std::vector<std::pair<uint32_t, uint32_t>>;
+static void learn(Intervals& known, const Intervals& others) {
+  Intervals both(known.size() + others.size());
+  std::merge(known.begin(), known.end(), others.begin(), others.end(), both.begin());
+  known.clear();
+  for (auto& each : both)
+    if (!known.empty() && known.back().first == each.first) known.back() = each;
+    else known.push_back(each);
+}
 void thread_fence() {
   Block& b = *machine.current->block;
   b.fenced_writes = true;
-  b.acquired.insert(b.acquired.end(), b.heard.begin(), b.heard.end());
+  learn(b.acquired, b.heard);
   b.heard.clear();
 }
 void order_cluster() {
   for (int i = 0; i < machine.cluster; ++i)
     for (int j = 0; j < machine.cluster; ++j)
-      if (i != j) machine.blocks[i].acquired.emplace_back(machine.blocks[j].number, machine.blocks[j].interval);
+      if (i != j) learn(machine.blocks[i].acquired, {{machine.blocks[j].number, machine.blocks[j].interval}});
   for (int i = 0; i < machine.cluster; ++i) next_interval(machine.blocks[i]);
 }
 static void publish(Block& b, uintptr_t address) {
   auto& here = machine.published[address];
-  here.emplace_back(b.number, b.interval);
-  here.insert(here.end(), b.acquired.begin(), b.acquired.end());
+  learn(here, {{b.number, b.interval}});
+  learn(here, b.acquired);
   next_interval(b);
 }
 
@@ -175,8 +185,7 @@ void atomic_begin(const void* p, size_t bytes, MemoryOrder order, bool writes, S
     publish(b, address);
     b.fenced_writes = false;
   }
-  auto& to = order == MemoryOrder::acquire || order == MemoryOrder::both ? b.acquired : b.heard;
-  to.insert(to.end(), heard.begin(), heard.end());
+  learn(order == MemoryOrder::acquire || order == MemoryOrder::both ? b.acquired : b.heard, heard);
 }
 void atomic_end() { machine.muted = false; }
 
