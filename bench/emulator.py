@@ -15,7 +15,7 @@ import numpy as np
 
 from cupy_backend import emulator
 from cupy_backend.emulator import Counters, EmulatedDevice
-from cupy_backend.kernels import elemwise
+from cupy_backend.kernels import norms
 from cupy_backend.launch import Array, Launch
 from tests.cupy_backend.running import normal
 from tests.cupy_backend.test_emulator_gemms import mma, pipelined, wgmma
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 def add_rmsnorm(device: EmulatedDevice, rows: int = 4, width: int = 4096) -> None:
     arrays = {name: Array(name, "read", (rows, width), "bf16") for name in ("x", "residual", "out")}
-    launch = elemwise.rmsnorm(arrays["x"], Array("gain", "read", (width,), "bf16"), arrays["out"], eps=1e-6, residual=arrays["residual"])[0]
+    launch = norms.rmsnorm(arrays["x"], Array("gain", "read", (width,), "bf16"), arrays["out"], eps=1e-6, residual=arrays["residual"])[0]
     memory = {name: normal(1, *shape) for name, shape in (("x", (rows, width)), ("residual", (rows, width)), ("gain", (width,)))}
     memory["out"] = np.empty_like(memory["x"])
     device.run(launch, memory)

@@ -1,149 +1,166 @@
-// elemwise.cu: row-local ops. Residual addition and RMS norms, gated units over packed halves, biases.
+// elemwise.cu: every op that computes an element of its result from one element of each operand, as one kernel.
 //
-// T is the dtype of activations, W that of gains and biases: bf16, f16 or float. VEC elements travel in one load, which the width must be a
-// multiple of. All arithmetic is float32 and a result is rounded once, where it is stored. Sums have an order that depends on the
-// instantiation alone, never on the other rows.
+// The kernel takes the function and how each operand is read as types, so that an op is a line of a table:
+// elementwise<Add, 8, bf16, Whole<bf16>, Columns<float>> adds a bias. All arithmetic is float32 and a result is rounded once, where it is
+// stored. A thread computes VEC neighbours at a time, which operands that are read by column must have whole.
 #include "prelude.cuh"
 using namespace poem;
 
-template <class T, int VEC> POEM_DEVICE Pack<T, VEC> load(const T* p) { return *reinterpret_cast<const Pack<T, VEC>*>(p); }
-template <class T, int VEC> POEM_DEVICE void store(T* p, const Pack<T, VEC>& v) { *reinterpret_cast<Pack<T, VEC>*>(p) = v; }
-
-POEM_DEVICE float warp_sum(float v) {
+// ------------------------------------------------------------------------------------------------------------------ operands
+// Where VEC elements of the result lie: `at` from its start, in pack `pack` of all and of `packs_of_row` in a row.
+struct Place {
+  int64_t at;
+  uint32_t pack, packs_of_row;
+  const int* rows_of;  // for each row, which row of a mapped operand belongs to it
+  POEM_DEVICE uint32_t row() const { return pack / packs_of_row; }
+  template <int N> POEM_DEVICE int column() const { return (int)(pack % packs_of_row) * N; }
+};
+template <int N> struct Floats {
+  float at[N];
+};
+template <int N, class T> POEM_DEVICE Floats<N> widened(const T* p) {
+  const Pack<T, N> v = *reinterpret_cast<const Pack<T, N>*>(p);
+  Floats<N> f;
 #pragma unroll
-  for (int by = 16; by > 0; by /= 2) v += __shfl_xor_sync(0xffffffffu, v, by);
-  return v;
+  for (int j = 0; j < N; ++j) f.at[j] = to_float(v.at[j]);
+  return f;
 }
-template <int THREADS> POEM_DEVICE float block_sum(float v) {
-  constexpr int WARPS = THREADS / 32;
-  v = warp_sum(v);
-  if constexpr (WARPS == 1) return v;
-  POEM_SHARED(float, partial, [WARPS]);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
-  __syncthreads();
-  v = partial[0];
+template <int N> POEM_DEVICE Floats<N> repeated(float x) {
+  Floats<N> f;
 #pragma unroll
-  for (int i = 1; i < WARPS; ++i) v += partial[i];  // every thread in the same order: no second barrier is needed
-  return v;
-}
-template <bool PLUS_ONE, class W> POEM_DEVICE float gain_of(W w) { return PLUS_ONE ? 1.0f + to_float(w) : to_float(w); }
-
-// ----------------------------------------------------------------------------------------------------------------- RMS norms
-// out = rms(x) * w, or rms(residual) * w after residual += x, for one row per block. ITEMS packs of a row stay in the registers of a
-// thread; with ITEMS = 0 the row is read again instead, whatever its width.
-template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE, bool ADD>
-POEM_DEVICE void norm_row(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain, T* __restrict__ out, int width,
-                          float eps) {
-  constexpr int HELD = ITEMS > 0 ? ITEMS : 1;
-  const size_t row = (size_t)blockIdx.x * width;
-  const int packs = ITEMS > 0 ? ITEMS : (width / VEC + THREADS - 1) / THREADS;
-  float held[HELD][VEC];
-  float squares = 0.0f;
-#pragma unroll
-  for (int i = 0; i < packs; ++i) {
-    const int column = (i * THREADS + (int)threadIdx.x) * VEC;
-    if (column >= width) break;
-    Pack<T, VEC> v = load<T, VEC>(x + row + column);
-    if constexpr (ADD) {
-      const Pack<T, VEC> r = load<T, VEC>(residual + row + column);
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) v.at[j] = from_float<T>(to_float(r.at[j]) + to_float(v.at[j]));
-      store<T, VEC>(residual + row + column, v);
-    }
-#pragma unroll
-    for (int j = 0; j < VEC; ++j) {
-      const float f = to_float(v.at[j]);
-      if constexpr (ITEMS > 0) held[i][j] = f;
-      squares += f * f;
-    }
-  }
-  const float scale = 1.0f / sqrtf(block_sum<THREADS>(squares) / (float)width + eps);
-#pragma unroll
-  for (int i = 0; i < packs; ++i) {
-    const int column = (i * THREADS + (int)threadIdx.x) * VEC;
-    if (column >= width) break;
-    if constexpr (ITEMS == 0) {
-      const Pack<T, VEC> v = load<T, VEC>((ADD ? residual : x) + row + column);
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) held[0][j] = to_float(v.at[j]);
-    }
-    const Pack<W, VEC> w = load<W, VEC>(gain + column);
-    Pack<T, VEC> y;
-#pragma unroll
-    for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(held[ITEMS > 0 ? i : 0][j] * scale * gain_of<PLUS_ONE>(w.at[j]));
-    store<T, VEC>(out + row + column, y);
-  }
-}
-template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE> __global__ void __launch_bounds__(THREADS)
-    add_rmsnorm(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
-  norm_row<T, W, VEC, ITEMS, THREADS, PLUS_ONE, true>(x, residual, gain, out, width, eps);
-}
-template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE> __global__ void __launch_bounds__(THREADS)
-    rmsnorm(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
-  norm_row<T, W, VEC, ITEMS, THREADS, PLUS_ONE, false>(x, nullptr, gain, out, width, eps);
+  for (int j = 0; j < N; ++j) f.at[j] = x;
+  return f;
 }
 
-// Each run of `size` columns on its own, by one warp: out = rms(run) * w, with one gain for all runs. runs counts those of all rows.
-template <class T, class W, int VEC, int ITEMS, bool PLUS_ONE> __global__ void __launch_bounds__(256)
-    rmsnorm_per_head(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int runs, int size, float eps) {
-  const int run = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool mine = run < runs;  // a warp without a run still takes part in the sum
-  const size_t start = (size_t)run * size;
-  float held[ITEMS][VEC];
-  float squares = 0.0f;
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const int column = (i * 32 + lane) * VEC;
-    if (mine && column < size) {
-      const Pack<T, VEC> v = load<T, VEC>(x + start + column);
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) {
-        held[i][j] = to_float(v.at[j]);
-        squares += held[i][j] * held[i][j];
-      }
-    }
+// The shape of the result.
+template <class T> struct Whole {
+  static constexpr bool BY_COLUMN = false;
+  const T* p;
+  template <int N> POEM_DEVICE Floats<N> read(const Place& place) const { return widened<N>(p + place.at); }
+};
+// One row for all rows.
+template <class T> struct Columns {
+  static constexpr bool BY_COLUMN = true;
+  const T* p;
+  template <int N> POEM_DEVICE Floats<N> read(const Place& place) const { return widened<N>(p + place.column<N>()); }
+};
+// Part WHICH of rows that are PARTS times as wide as the result; with MAPPED, rows that are looked up.
+template <class T, int PARTS, int WHICH, bool MAPPED> struct Part {
+  static constexpr bool BY_COLUMN = true;
+  const T* p;
+  template <int N> POEM_DEVICE Floats<N> read(const Place& place) const {
+    const int64_t row = MAPPED ? (int64_t)place.rows_of[place.row()] : (int64_t)place.row();
+    return widened<N>(p + (row * PARTS + WHICH) * ((int64_t)place.packs_of_row * N) + place.column<N>());
   }
-  const float scale = 1.0f / sqrtf(warp_sum(squares) / (float)size + eps);
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const int column = (i * 32 + lane) * VEC;
-    if (mine && column < size) {
-      const Pack<W, VEC> w = load<W, VEC>(gain + column);
-      Pack<T, VEC> y;
-#pragma unroll
-      for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(held[i][j] * scale * gain_of<PLUS_ONE>(w.at[j]));
-      store<T, VEC>(out + start + column, y);
-    }
-  }
-}
+};
+// One element for each run of SIZE columns.
+template <class T, int SIZE> struct Run {
+  static constexpr bool BY_COLUMN = true;
+  const T* p;
+  template <int N> POEM_DEVICE Floats<N> read(const Place& place) const { return repeated<N>(to_float(p[place.at / SIZE])); }
+};
+// One element for all.
+template <class T> struct One {
+  static constexpr bool BY_COLUMN = false;
+  const T* p;
+  template <int N> POEM_DEVICE Floats<N> read(const Place&) const { return repeated<N>(to_float(*p)); }
+};
+struct Number {
+  static constexpr bool BY_COLUMN = false;
+  float value;
+  template <int N> POEM_DEVICE Floats<N> read(const Place&) const { return repeated<N>(value); }
+};
 
-// --------------------------------------------------------------------------------------------------------------- gated units
-// out[n, c] = act(x[n, c]) * x[n, inter + c]: x is [rows, 2 inter], the gate in the first half of a row. The grid strides over all packs.
-template <class T, int VEC, Activation ACT> __global__ void __launch_bounds__(256)
-    glu(const T* __restrict__ x, T* __restrict__ out, int rows, int inter) {
-  const int64_t per_row = inter / VEC, packs = rows * per_row;
-  for (int64_t p = blockIdx.x * (int64_t)256 + threadIdx.x; p < packs; p += (int64_t)gridDim.x * 256) {
-    const int64_t row = p / per_row, column = (p - row * per_row) * VEC;
-    const Pack<T, VEC> gate = load<T, VEC>(x + row * 2 * inter + column), up = load<T, VEC>(x + row * 2 * inter + inter + column);
-    Pack<T, VEC> y;
-#pragma unroll
-    for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(activated<ACT>(to_float(gate.at[j])) * to_float(up.at[j]));
-    store<T, VEC>(out + row * inter + column, y);
+// ----------------------------------------------------------------------------------------------------------------- functions
+struct Same {
+  POEM_DEVICE static float of(float x) { return x; }
+};
+struct Add {
+  POEM_DEVICE static float of(float x, float y) { return x + y; }
+};
+struct Multiply {
+  POEM_DEVICE static float of(float x, float y) { return x * y; }
+};
+struct Tanh {
+  POEM_DEVICE static float of(float x) { return tanhf(x); }
+};
+struct Relu {
+  POEM_DEVICE static float of(float x) { return x <= 0.0f ? 0.0f : x; }  // NaN stays NaN
+};
+struct ReluSquared {
+  POEM_DEVICE static float of(float x) { return Relu::of(x) * Relu::of(x); }
+};
+struct ScaledSilu {
+  POEM_DEVICE static float of(float x, float s) { return activated<SILU>(s * x); }
+};
+struct Clamp {
+  POEM_DEVICE static float of(float x, float low, float high) { return fminf(fmaxf(x, low), high); }  // NaN becomes low
+};
+struct Softcap {
+  POEM_DEVICE static float of(float x, float cap) { return cap * tanhf(x / cap); }
+};
+struct Standardize {
+  POEM_DEVICE static float of(float x, float bias, float scale) { return (x - bias) * scale; }
+};
+struct Gate {
+  POEM_DEVICE static float of(float x, float gate) { return x * sigmoid(gate); }
+};
+struct ScaledGate {
+  POEM_DEVICE static float of(float x, float gate, float scale) { return x * (scale * sigmoid(gate)); }
+};
+struct AddGated {
+  POEM_DEVICE static float of(float r, float gate, float y) { return r + gate * y; }
+};
+struct ScaleShift {
+  POEM_DEVICE static float of(float x, float scale, float shift) { return x * (1.0f + scale) + shift; }
+};
+struct ScaleByOneMore {
+  POEM_DEVICE static float of(float x, float scale) { return x * (1.0f + scale); }
+};
+struct TanhGate {
+  POEM_DEVICE static float of(float x, float gate) { return tanhf(gate) * x; }
+};
+template <Activation ACT> struct Activated {
+  POEM_DEVICE static float of(float x) { return activated<ACT>(x); }
+};
+// Gated units, of a gate and what it lets through.
+template <Activation ACT> struct Glu {
+  POEM_DEVICE static float of(float gate, float up) { return activated<ACT>(gate) * up; }
+};
+struct GluAlpha {
+  POEM_DEVICE static float of(float gate, float up, float alpha) { return (up + 1.0f) * (gate * sigmoid(alpha * gate)); }
+};
+struct GluSitu {
+  POEM_DEVICE static float of(float gate, float up, float beta) { return beta * tanhf(gate / beta) * sigmoid(gate) * up; }
+};
+struct GluSituCapped {
+  POEM_DEVICE static float of(float gate, float up, float beta, float cap) { return GluSitu::of(gate, cap * tanhf(up / cap), beta); }
+};
+// Gate and up limited first; NaN becomes the limit, or its opposite.
+template <class F> struct Limited {
+  template <class... More> POEM_DEVICE static float of(float gate, float up, float limit, More... more) {
+    return F::of(fminf(gate, limit), fminf(fmaxf(up, -limit), limit), more...);
   }
-}
+};
 
-// -------------------------------------------------------------------------------------------------------------------- biases
-// out[n, c] = x[n, c] + bias[c].
-template <class T, class W, int VEC> __global__ void __launch_bounds__(256)
-    add_bias(const W* __restrict__ bias, const T* __restrict__ x, T* __restrict__ out, int rows, int width) {
-  const int64_t per_row = width / VEC, packs = rows * per_row;
-  for (int64_t p = blockIdx.x * (int64_t)256 + threadIdx.x; p < packs; p += (int64_t)gridDim.x * 256) {
-    const int64_t column = p % per_row * VEC;
-    const Pack<W, VEC> b = load<W, VEC>(bias + column);
-    const Pack<T, VEC> v = load<T, VEC>(x + p * VEC);
-    Pack<T, VEC> y;
+// -------------------------------------------------------------------------------------------------------------------- kernel
+template <class F, int N, class T, class... Read> POEM_DEVICE void finish(T* to, const Read&... read) {
+  Pack<T, N> y;
 #pragma unroll
-    for (int j = 0; j < VEC; ++j) y.at[j] = from_float<T>(to_float(v.at[j]) + to_float(b.at[j]));
-    store<T, VEC>(out + p * VEC, y);
+  for (int j = 0; j < N; ++j) y.at[j] = from_float<T>(F::of(read.at[j]...));
+  *reinterpret_cast<Pack<T, N>*>(to) = y;
+}
+// out = F(operands), element by element; `count` elements in rows of `width`. The grid strides over all packs; the last may be short where
+// no operand is read by column.
+template <class F, int VEC, class T, class... Operands> __global__ void __launch_bounds__(256)
+    elementwise(T* __restrict__ out, const int* __restrict__ rows_of, int64_t count, int width, Operands... operands) {
+  const uint32_t packs = (uint32_t)((count + VEC - 1) / VEC), packs_of_row = (uint32_t)(width / VEC);
+  for (uint32_t pack = blockIdx.x * 256u + threadIdx.x; pack < packs; pack += gridDim.x * 256u) {
+    const Place place{(int64_t)pack * VEC, pack, packs_of_row, rows_of};
+    if ((Operands::BY_COLUMN || ...) || place.at + VEC <= count) {
+      finish<F, VEC>(out + place.at, operands.template read<VEC>(place)...);
+    } else {
+      for (int64_t at = place.at; at < count; ++at) finish<F, 1>(out + at, operands.template read<1>(Place{at, 0, 1, rows_of})...);
+    }
   }
 }

@@ -20,7 +20,7 @@ import numpy as np
 
 from cupy_backend import cubin_cache, nvrtc
 from cupy_backend.errors import KernelError
-from cupy_backend.kernels import elemwise, rope
+from cupy_backend.kernels import elemwise, norms, rope
 from cupy_backend.launch import Array, Launch
 from cupy_backend.nvrtc import Nvrtc, Resources
 
@@ -73,9 +73,10 @@ BUDGETS: dict[str, Budget] = {
     "elemwise.cu": Budget(registers=64, occupancy=0.5),
     "rope.cu": Budget(registers=64, occupancy=0.5),
     "rope.cu rope<bf16, int, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
-    "elemwise.cu add_rmsnorm<bf16, bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
-    "elemwise.cu rmsnorm<bf16, bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
-    "elemwise.cu glu<bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128", "MUFU.EX2")),
+    "norms.cu": Budget(registers=64, occupancy=0.5),
+    "norms.cu add_rmsnorm<bf16, bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
+    "norms.cu rmsnorm<bf16, bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
+    "elemwise.cu elementwise<Glu<SILU>, 8, bf16": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128", "MUFU.EX2")),
 }
 
 
@@ -194,20 +195,24 @@ def representative() -> list[Launch]:
     def array(name: str, *shape: int, dtype: str = "bf16") -> Array:
         return Array(name, "read", shape, dtype)
 
-    norms = [
+    rows_of_norms = [
         (4096, "bf16", "bf16", False), (5376, "bf16", "f32", True), (576, "f32", "f32", False), (1001, "f16", "f16", False),
         (65536, "bf16", "bf16", False),
     ]  # fmt: skip
-    for width, dtype, gain, plus_one in norms:
+    for width, dtype, gain, plus_one in rows_of_norms:
         x, w, out = array("x", rows, width, dtype=dtype), array("w", width, dtype=gain), array("out", rows, width, dtype=dtype)
         residual = None if plus_one else array("residual", rows, width, dtype=dtype)
-        launches += elemwise.rmsnorm(x, w, out, eps=1e-6, plus_one=plus_one, residual=residual)
+        launches += norms.rmsnorm(x, w, out, eps=1e-6, plus_one=plus_one, residual=residual)
     for head_dim, plus_one in ((128, False), (96, True)):
         x, out = array("x", rows, 8 * head_dim), array("out", rows, 8 * head_dim)
-        launches += elemwise.rmsnorm_per_head(x, array("w", head_dim), out, head_dim=head_dim, eps=1e-6, plus_one=plus_one)
+        launches += norms.rmsnorm_per_head(x, array("w", head_dim), out, head_dim=head_dim, eps=1e-6, plus_one=plus_one)
     for act in ("silu", "gelu_tanh", "gelu"):
         launches += elemwise.glu(array("x", rows, 2 * 14336), array("out", rows, 14336), act=act, arch="sm_90a")
-    launches += elemwise.add_bias(array("b", 4096, dtype="f32"), array("x", rows, 4096), array("out", rows, 4096), arch="sm_90a")
+    x, row, odd = array("x", rows, 4096), array("b", 4096, dtype="f32"), array("x", rows, 1001)
+    launches += elemwise.elementwise("Add", [x, row], x, arch="sm_90a")
+    launches += elemwise.elementwise("Softcap", [odd, 30.0], odd, arch="sm_90a")
+    table = elemwise.Part(array("m", rows, 2 * 4096, dtype="f32"), 0, mapped=True)
+    launches += elemwise.elementwise("AddGated", [x, table, x], x, rows_of=array("lane_of_row", rows, dtype="i32"), arch="sm_90a")
     q, k = array("q", rows, 32 * 128), array("k", rows, 8 * 128)
     frequencies, positions = array("frequencies", 64, dtype="f32"), array("positions", rows, dtype="i32")
     pair = np.arange(64)

@@ -130,7 +130,7 @@ class Launch:
         return KernelError(code, f"{self.described()}: {message}", phase="launch", expected=expected, found=found, hint=hint)
 
     def described(self) -> str:
-        """`add_rmsnorm<bf16, 256, 2> of elemwise.cu (nodes 3, 4)`."""
+        """`add_rmsnorm<bf16, 256, 2> of norms.cu (nodes 3, 4)`."""
         nodes = f" (nodes {', '.join(map(str, self.nodes))})" if self.nodes else ""
         return f"{self.kernel} of {self.source}{nodes}"
 

@@ -1,93 +1,102 @@
-"""Launches of elemwise.cu: RMS norms with and without a residual, gated units, biases.
+"""Launches of elemwise.cu: ops that compute an element of their result from one element of each operand.
 
-Each function turns arrays into launches. Shapes are those of the arrays; a shape or dtype that no kernel serves is a KernelError
-(`kernel.unsupported`). None of these kernels lets the number of rows decide how a row is summed.
+What is computed is a function of elemwise.cu, `Add` or `Activated<SILU>`; how each operand is read follows from its shape.
 """
 
-from cupy_backend.kernels.arrays import reading, same_dtype, type_of, unsupported, updating, vector, writing
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cupy_backend.kernels.arrays import reading, type_of, unsupported, writing
 from cupy_backend.launch import Argument, Array, Launch, Scalar
+from poem.dtypes.term import LEAF_BITS
 
 SOURCE = "elemwise.cu"
 THREADS = 256
-WARP = 32
-# Rows of at most so many elements are normed by a block of so many threads: the fewest that leave a thread two packs or fewer.
-NORM_THREADS = ((512, 64), (1024, 128), (4096, 256), (8192, 512), (16384, 1024))
-MAXIMUM_ITEMS, MAXIMUM_HELD = 8, 32  # packs and elements of a row that a thread keeps in registers; wider rows are read twice
 # Blocks of a kernel that strides over its elements: two waves of the device's multiprocessors, eight blocks on each.
 GRID = {"sm_80": 1728, "sm_89": 2272, "sm_90a": 2112, "sm_100a": 2368, "sm_120a": 3008}
+MOST_PACKS = 2**31 - 1
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
-def rmsnorm(
-    x: Array, gain: Array, out: Array, *, eps: float, plus_one: bool = False, residual: Array | None = None, nodes: tuple[int, ...] = ()
+class Part(NamedTuple):
+    """One of several parts, side by side in the rows of an array, that are each as wide as the result. mapped: its rows are looked up."""
+
+    array: Array
+    number: int
+    mapped: bool = False
+
+
+class PerRun(NamedTuple):
+    """An array that has one element for each run of `size` columns of the result."""
+
+    array: Array
+    size: int
+
+
+# An array of the result's shape, one row for all rows `[width]`, one element for all `[1]`, or a number.
+Operand = Array | Part | PerRun | float
+
+
+def elementwise(
+    function: str, operands: Sequence[Operand], out: Array, *, arch: str, rows_of: Array | None = None, nodes: tuple[int, ...] = ()
 ) -> list[Launch]:
-    """out = rms(x) * gain for rows `[N, width]`; with a residual, residual += x comes first and is what is normed.
+    """out `[N, width]` = function of the operands, element by element. rows_of: i32 `[N]`, the row of mapped parts that each row takes.
 
-    The sum is rounded to the residual's dtype before it is normed. x, residual and out have one dtype.
+    All floats; dtypes may differ.
     """
-    rows, width = x.shape
-    held, vec = type_of(x), vector(x.dtype, width)
-    threads = next((threads for widest, threads in NORM_THREADS if width <= widest), NORM_THREADS[-1][1])
-    items = -(-width // (vec * threads))
-    items = items if items <= MAXIMUM_ITEMS and items * vec <= MAXIMUM_HELD else 0
-    same_dtype(x, out, *([residual] if residual is not None else []))
-    form = f"{held}, {type_of(gain)}, {vec}, {items}, {threads}, {_flag(plus_one)}"
-    arguments: dict[str, Argument] = {"x": reading(x)}
-    if residual is not None:
-        arguments["residual"] = updating(residual)
-    arguments |= {"gain": reading(gain), "out": writing(out), "width": Scalar(width, "i32"), "eps": Scalar(eps, "f32")}
-    name = "rmsnorm" if residual is None else "add_rmsnorm"
-    return [Launch(SOURCE, f"{name}<{form}>", (rows, 1, 1), (threads, 1, 1), arguments, nodes=nodes)]
-
-
-def rmsnorm_per_head(
-    x: Array, gain: Array, out: Array, *, head_dim: int, eps: float, plus_one: bool = False, nodes: tuple[int, ...] = ()
-) -> list[Launch]:
-    """Each run of head_dim columns of x `[N, heads * head_dim]` on its own: out = rms(run) * gain `[head_dim]`."""
-    rows, width = x.shape
-    runs = rows * (width // head_dim)
-    vec = vector(x.dtype, head_dim)
-    while vec > 1 and WARP * vec > head_dim:  # else lanes of the warp would idle
-        vec //= 2
-    items = -(-head_dim // (WARP * vec))
-    if items > MAXIMUM_ITEMS:
-        raise unsupported("no kernel norms heads of this width", expected=f"at most {MAXIMUM_ITEMS * WARP * vec}", found=f"{head_dim}")
-    same_dtype(x, out)
-    form = f"{type_of(x)}, {type_of(gain)}, {vec}, {items}, {_flag(plus_one)}"
+    width, count = out.shape[-1], math.prod(out.shape)
+    arrays = [operand if isinstance(operand, Array) else operand.array for operand in operands if not isinstance(operand, float)]
+    vector = 128 // min(LEAF_BITS[array.dtype] for array in (out, *arrays))
+    kinds = [_kind(operand, out) for operand in operands]
+    if any(_is_by_column(kind) for kind in kinds):
+        vector = math.gcd(vector, width, *(operand.size for operand in operands if isinstance(operand, PerRun)))
+    packs = -(-count // vector)
+    if packs > MOST_PACKS:
+        raise unsupported("the kernel computes fewer elements", expected=f"at most {MOST_PACKS * vector}", found=str(count))
     arguments: dict[str, Argument] = {
-        "x": reading(x), "gain": reading(gain), "out": writing(out), "runs": Scalar(runs, "i32"), "size": Scalar(head_dim, "i32"),
-        "eps": Scalar(eps, "f32"),
+        "out": writing(out), "rows_of": Scalar(0, "u64") if rows_of is None else reading(rows_of), "count": Scalar(count, "i64"),
+        "width": Scalar(width, "i32"),
     }  # fmt: skip
-    grid = -(-runs // (THREADS // WARP))
-    return [Launch(SOURCE, f"rmsnorm_per_head<{form}>", (grid, 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
+    for number, operand in enumerate(operands):
+        if isinstance(operand, float):
+            arguments[f"operand_{number}"] = Scalar(operand, "f32")
+        else:
+            arguments[f"operand_{number}"] = reading(operand if isinstance(operand, Array) else operand.array)
+    kernel = f"elementwise<{', '.join([function, str(vector), type_of(out), *kinds])}>"
+    return [Launch(SOURCE, kernel, (min(-(-packs // THREADS), GRID[arch]), 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
 
 
-def glu(x: Array, out: Array, *, act: str, arch: str, nodes: tuple[int, ...] = ()) -> list[Launch]:
-    """out = act(gate) * up for x `[N, 2 * inter]`, the gate in the first half of a row. act: silu, gelu_tanh or gelu."""
-    rows, inter = out.shape
-    vec = vector(x.dtype, inter)
-    same_dtype(x, out)
-    if act not in ("silu", "gelu_tanh", "gelu"):
-        raise unsupported("no kernel has this activation", expected="silu, gelu_tanh or gelu", found=act)
-    arguments: dict[str, Argument] = {"x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "inter": Scalar(inter, "i32")}
-    grid = _strided_grid(rows * inter // vec, arch)
-    return [Launch(SOURCE, f"glu<{type_of(x)}, {vec}, {act.upper()}>", grid, (THREADS, 1, 1), arguments, nodes=nodes)]
+def _kind(operand: Operand, out: Array) -> str:
+    """How an operand is read, as elemwise.cu calls it."""
+    if isinstance(operand, float):
+        return "Number"
+    if isinstance(operand, PerRun):
+        return f"Run<{type_of(operand.array)}, {operand.size}>"
+    if isinstance(operand, Part):
+        parts = operand.array.shape[1] // out.shape[1]
+        return f"Part<{type_of(operand.array)}, {parts}, {operand.number}, {'true' if operand.mapped else 'false'}>"
+    shapes = {(1,): "One", (out.shape[-1],): "Columns", out.shape: "Whole"}
+    assert operand.shape in shapes, f"an operand {operand.shape} of a result {out.shape}"
+    return f"{shapes[operand.shape]}<{type_of(operand)}>"
 
 
-def add_bias(bias: Array, x: Array, out: Array, *, arch: str, nodes: tuple[int, ...] = ()) -> list[Launch]:
-    """out = x + bias `[width]` in every row of x `[N, width]`."""
-    rows, width = x.shape
-    vec = vector(x.dtype, width)
-    same_dtype(x, out)
-    arguments: dict[str, Argument] = {
-        "bias": reading(bias), "x": reading(x), "out": writing(out), "rows": Scalar(rows, "i32"), "width": Scalar(width, "i32"),
-    }  # fmt: skip
-    kernel = f"add_bias<{type_of(x)}, {type_of(bias)}, {vec}>"
-    return [Launch(SOURCE, kernel, _strided_grid(rows * width // vec, arch), (THREADS, 1, 1), arguments, nodes=nodes)]
+def _is_by_column(kind: str) -> bool:
+    return kind.startswith(("Columns", "Part", "Run"))
 
 
-def _strided_grid(packs: int, arch: str) -> tuple[int, int, int]:
-    return min(-(-packs // THREADS), GRID[arch]), 1, 1
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
+def glu(
+    x: Array, out: Array, *, arch: str, up: Array | None = None, act: str = "silu", limit: float | None = None, alpha: float | None = None,
+    beta: float | None = None, up_cap: float | None = None, nodes: tuple[int, ...] = (),
+) -> list[Launch]:  # fmt: skip
+    """out `[N, inter]` = a gated unit, by the formula of `linear.glu`: of gates x and `up`, or of x `[N, 2 * inter]`, gates first."""
+    operands: list[Operand] = [Part(x, 0), Part(x, 1)] if up is None else [x, up]
+    function = f"Glu<{act.upper()}>"
+    if alpha is not None:
+        function = "GluAlpha"
+    elif act == "situ":
+        function = "GluSitu" if up_cap is None else "GluSituCapped"
+    numbers = [number for number in (limit, alpha, beta, up_cap) if number is not None]
+    if limit is not None:
+        function = f"Limited<{function}>"
+    return elementwise(function, [*operands, *numbers], out, arch=arch, nodes=nodes)

@@ -24,6 +24,11 @@ class Memory:
         self.buffers[name] = self.device.upload(array)
         return Array(name, "read", shape or array.shape, dtype or WORDS.get(array.dtype, "f64"))
 
+    def out(self, name: str, *shape: int, dtype: str) -> Array:
+        """Memory for a result, which holds nothing yet."""
+        self.buffers[name] = self.device.empty(shape, dtype)
+        return Array(name, "read", shape, dtype)
+
     def run(self, launches: Sequence[Launch]) -> None:
         for launch in launches:
             self.counters.append(self.device.run(launch, self.buffers))

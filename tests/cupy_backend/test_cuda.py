@@ -19,7 +19,7 @@ from cupy_backend.launch import Argument, Array, Launch, Scalar, TensorMap
 from tests.cupy_backend.compiling import compiler
 
 FAKE = Path(__file__).parent / "fake_driver.cpp"
-KERNEL = "add_bias<bf16, bf16, 8>"
+KERNEL = "elementwise<Add, 8, bf16, Whole<bf16>, Columns<bf16>>"
 
 
 class FakeLibrary:
@@ -93,7 +93,7 @@ def test_a_launch_reaches_the_driver_as_the_record_says(device: CudaDevice, libr
     device.run(record(shared=60_000, cluster=(1, 2, 1), overlaps=True), memory)
     lines = Told(library).text().splitlines()
     assert lines[0] == "load ELF\x02"
-    assert lines[1].startswith("function 0x1000 _Z8add_biasI")
+    assert lines[1].startswith("function 0x1000 _Z11elementwiseI")
     assert lines[2:] == [
         "attribute 0x2000 8 60000",
         "launch 0x2000 grid 3 2 1 block 256 1 1 shared 60000 stream 0x55 extra (nil)",

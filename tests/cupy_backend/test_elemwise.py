@@ -1,298 +1,247 @@
 """elemwise.cu on the checked emulator, against float64 within the bounds that the differ derives for each op."""
 
-from pathlib import Path
+from math import erf
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.arithmetic import NATIVE
-from conformance.bounds import local_bound
-from cupy_backend import sources
 from cupy_backend.emulator import EmulatedDevice, Schedule
 from cupy_backend.errors import KernelError
 from cupy_backend.kernels import elemwise
-from cupy_backend.launch import Array, Launch
-from tests.cupy_backend.running import line_of, schedules, with_fault
+from cupy_backend.kernels.elemwise import Part, PerRun
+from cupy_backend.launch import Array
+from tests.cupy_backend.bounded import DTYPES, flavours, numbers, seeds, wide, within_bound
+from tests.cupy_backend.launching import Memory
+from tests.cupy_backend.running import schedules
 
-DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 ARCH = "sm_90a"
-FIFO = Schedule()
-# Rows of every kind: whole packs and ragged ones, one pack and several for a thread, fewer packs than threads. Each is an instantiation.
-WIDTHS = (1, 6, 8, 72, 333, 530, 1000, 1200)
-FORMS = (("bf16", False, True), ("bf16", True, False), ("f16", False, False), ("f32", True, True))  # dtype, plus one, with a residual
-HEADS = (1, 7, 16, 48, 80, 128, 256)
-FLAVOURS = ("normal", "large", "small", "zeros", "cancelling")
+# Rows of whole packs and ragged ones; for operands that are read by column each is an instantiation.
+WIDTHS = (8, 1, 6, 72, 333, 1000)
+shapes = st.tuples(st.integers(1, 5), st.sampled_from(WIDTHS))
 
 
-class Memory:
-    """Arrays given by name become buffers; outputs are made by name and shape."""
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype, self.device = dtype, EmulatedDevice()
-        self.buffers: dict[str, np.ndarray] = {}
-
-    def give(self, name: str, array: np.ndarray, dtype: str | None = None) -> Array:
-        word = dtype or self.dtype
-        self.buffers[name] = self.device.upload(array)
-        return Array(name, "read", array.shape, word)
-
-    def out(self, name: str, *shape: int) -> Array:
-        self.buffers[name] = self.device.empty(shape, self.dtype)
-        return Array(name, "read", shape, self.dtype)
-
-    def run(self, launches: list[Launch], schedule: Schedule) -> None:
-        for launch in launches:
-            EmulatedDevice(schedule=schedule).run(launch, self.buffers)
-
-    def values(self, name: str) -> np.ndarray:
-        return self.buffers[name].astype(np.float64)
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
-def numbers(seed: int, shape: tuple[int, ...], dtype: str, flavour: str) -> np.ndarray:
-    """Numbers of a flavour, rounded to a dtype."""
-    drawn = np.random.default_rng(seed).standard_normal(shape)
-    if flavour == "cancelling":
-        drawn = np.where(np.arange(shape[-1]) % 2, -1.0, 1.0) * np.round(8 * np.abs(drawn)) / 8
-    if flavour == "zeros":
-        drawn = drawn * (np.arange(shape[0]) % 2).reshape(-1, *[1] * (len(shape) - 1))
-    return (drawn * {"large": 100.0, "small": 1e-3}.get(flavour, 1.0)).astype(DTYPES[dtype])
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
 
 
-def check(op: str, memory: Memory, got: dict[str, str], arguments: dict[str, Any], *exact: np.ndarray) -> None:
-    """Compares results, by the names of their buffers, with exact ones within the op's bound."""
-    bounds = local_bound(op, arguments, exact, [memory.dtype] * len(exact), NATIVE)
-    for (label, name), bound, want in zip(got.items(), bounds, exact, strict=True):
-        result = memory.values(name)
-        excess = np.abs(result - want) / np.maximum(bound.error, np.finfo(np.float64).tiny)
-        worst = np.unravel_index(np.argmax(excess), excess.shape)
-        assert not np.isnan(result).any(), f"{label}{np.argwhere(np.isnan(result))[0].tolist()} is NaN"
-        assert excess[worst] <= 1, (
-            f"{label}{[int(i) for i in worst]} = {result[worst]}, should be {want[worst]}, off by {excess[worst]:.2f} of its bound"
-        )
+def gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.vectorize(erf)(x / np.sqrt(2)))
 
 
-def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
-    return np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float64(np.float32(eps)))
+# By function: the op, and its formula. Operands are called as the op's parameters; a capital letter stands for a column of numbers.
+FORMULAS: dict[str, tuple[str, str, Any]] = {
+    "Same": ("elemwise.cast", "x", lambda x: x),
+    "Add": ("elemwise.add", "x y", lambda x, y: x + y),
+    "Multiply": ("elemwise.mul", "x y", lambda x, y: x * y),
+    "Standardize": ("elemwise.standardize", "x BIAS SCALE", lambda x, bias, scale: (x - bias) * scale),
+    "Tanh": ("elemwise.tanh", "x", np.tanh),
+    "Relu": ("elemwise.relu", "x", lambda x: np.maximum(x, 0)),
+    "ReluSquared": ("elemwise.relu2", "x", lambda x: np.maximum(x, 0) ** 2),
+    "Activated<SILU>": ("elemwise.silu", "x", lambda x: x * sigmoid(x)),
+    "Activated<GELU_TANH>": ("linear.gelu_tanh", "x", gelu_tanh),
+    "Gate": ("elemwise.gate_sigmoid_mul", "x gate", lambda x, gate: x * sigmoid(gate)),
+}
+
+
+@pytest.mark.parametrize("function", FORMULAS)
+@settings(deadline=None, max_examples=10)
+@given(shapes, st.sampled_from(("bf16", "f16", "f32")), flavours, schedules, seeds)
+def test_each_element_is_the_function_of_the_operands_elements(
+    function: str, shape: tuple[int, int], dtype: str, flavour: str, schedule: Schedule, seed: int
+) -> None:
+    op, names, formula = FORMULAS[function]
+    memory = Memory(schedule)
+    given_ = {}
+    for number, name in enumerate(names.split()):
+        one_row = name.isupper()
+        given_[name.lower()] = numbers(seed + number, shape[1:] if one_row else shape, "f32" if one_row else dtype, flavour)
+    arrays = [memory.give(name, array) for name, array in given_.items()]
+    memory.run(elemwise.elementwise(function, arrays, memory.out("out", *shape, dtype=dtype), arch=ARCH))
+    exact = {name: array.astype(np.float64) for name, array in given_.items()}
+    extra = {"dtype": dtype} if op == "elemwise.cast" else {}
+    within_bound(op, [memory["out"]], [formula(*exact.values())], {**exact, **extra})
+
+
+@settings(deadline=None, max_examples=20)
+@given(shapes, st.sampled_from(("bf16", "f32")), flavours, schedules, seeds)
+def test_a_result_has_its_own_dtype_and_operands_theirs(
+    shape: tuple[int, int], dtype: str, flavour: str, schedule: Schedule, seed: int
+) -> None:
+    memory = Memory(schedule)
+    x, y = numbers(seed, shape, "f32", flavour), numbers(seed + 1, shape, dtype, flavour)
+    memory.run(elemwise.elementwise("Add", [memory.give("y", y), memory.give("x", x)], memory.out("out", *shape, dtype=dtype), arch=ARCH))
+    want = (x + y.astype(np.float32)).astype(DTYPES[dtype])  # one float32 addition and one rounding: exact
+    np.testing.assert_array_equal(memory["out"], want)
+
+
+@settings(deadline=None, max_examples=20)
+@given(shapes, st.sampled_from(("bf16", "f32")), st.sampled_from(("f32", "bf16", "f16")), flavours, schedules, seeds)
+def test_one_row_is_added_to_all_rows_and_one_element_multiplies_all(
+    shape: tuple[int, int], dtype: str, weight: str, flavour: str, schedule: Schedule, seed: int
+) -> None:
+    memory = Memory(schedule)
+    x, row, one = numbers(seed, shape, dtype, flavour), numbers(seed + 1, shape[1:], weight, flavour), numbers(seed + 2, (1,), weight)
+    given_ = memory.give("x", x)
+    for function, operand, name in (("Add", row, "row"), ("Multiply", one, "one")):
+        out = memory.out(f"{function} out", *shape, dtype=dtype)
+        memory.run(elemwise.elementwise(function, [given_, memory.give(name, operand)], out, arch=ARCH))
+    exact = {"x": wide(x), "bias": wide(row), "s": wide(one)}
+    within_bound("elemwise.add_bias", [memory["Add out"]], [exact["x"] + exact["bias"]], {name: exact[name] for name in ("x", "bias")})
+    within_bound("elemwise.scale", [memory["Multiply out"]], [exact["x"] * exact["s"]], {name: exact[name] for name in ("x", "s")})
+
+
+@settings(deadline=None, max_examples=15)
+@given(shapes, st.sampled_from(("bf16", "f32")), flavours, schedules, seeds)
+def test_numbers_are_operands(shape: tuple[int, int], dtype: str, flavour: str, schedule: Schedule, seed: int) -> None:
+    memory, x = Memory(schedule), numbers(seed, shape, dtype, flavour)
+    given_, x64 = memory.give("x", x), x.astype(np.float64)
+    cases: tuple[tuple[str, str, tuple[float, ...], Any, dict[str, Any]], ...] = (
+        ("Multiply", "elemwise.mul_scalar", (0.75,), x64 * 0.75, {"s": 0.75}),
+        ("ScaledSilu", "elemwise.silu_scaled", (0.25,), 0.25 * x64 * sigmoid(0.25 * x64), {"s": 0.25}),
+        ("Clamp", "elemwise.clamp", (-0.5, 1.5), np.clip(x64, -0.5, 1.5), {"lo": -0.5, "hi": 1.5}),
+        ("Softcap", "attn.logit_softcap", (30.0,), 30 * np.tanh(x64 / 30), {"cap": 30.0}),
+    )
+    for function, op, operands, want, arguments in cases:
+        memory.run(elemwise.elementwise(function, [given_, *operands], memory.out("out", *shape, dtype=dtype), arch=ARCH))
+        within_bound(op, [memory["out"]], [want], {"x": x64, **arguments})
+
+
+def test_nan_passes_a_rectifier_and_becomes_a_clamps_lower_bound() -> None:
+    memory, x = Memory(), np.array([[np.nan, -0.0, np.inf, -np.inf]], np.float32)
+    given_ = memory.give("x", x)
+    for function, operands in (("Relu", ()), ("ReluSquared", ()), ("Clamp", (-1.0, 2.0)), ("Same", ())):
+        memory.run(elemwise.elementwise(function, [given_, *operands], memory.out(function, 1, 4, dtype="f32"), arch=ARCH))
+    np.testing.assert_array_equal(memory["Relu"], [[np.nan, 0, np.inf, 0]])
+    np.testing.assert_array_equal(memory["ReluSquared"], [[np.nan, 0, np.inf, 0]])
+    np.testing.assert_array_equal(memory["Clamp"], [[-1, 0, 2, -1]])
+    np.testing.assert_array_equal(memory["Same"], x)
+
+
+# ----------------------------------------------------------------------------------------------------------------- parts, runs, rows
+@settings(deadline=None, max_examples=20)
+@given(shapes, st.sampled_from((("bf16", "f32", True), ("bf16", "bf16", False), ("f32", "f32", True))), flavours, schedules, seeds)
+def test_rows_are_modulated_by_their_own_or_by_looked_up_rows(
+    shape: tuple[int, int], kind: tuple[str, str, bool], flavour: str, schedule: Schedule, seed: int
+) -> None:
+    memory, (rows, width), (dtype, table, mapped) = Memory(schedule), shape, kind
+    x, y = (numbers(seed + i, shape, dtype, flavour) for i in range(2))
+    m = numbers(seed + 2, (3 if mapped else rows, 2 * width), table, flavour)
+    which = np.random.default_rng(seed).integers(0, 3, rows).astype(np.int32)
+    rows_of = memory.give("rows_of", which) if mapped else None
+    given_, of = [memory.give(name, array) for name, array in (("x", x), ("y", y))], memory.give("m", m)
+    scale, shift = Part(of, 0, mapped), Part(of, 1, mapped)
+    x64, y64, m64 = x.astype(np.float64), y.astype(np.float64), m.astype(np.float64)
+    mine = m64[which] if mapped else m64
+    s, b = mine[:, :width], mine[:, width:]
+    lanes = which if mapped else None
+    cases: tuple[tuple[str, list[elemwise.Operand], str, np.ndarray, dict[str, Any]], ...] = (
+        ("ScaleShift", [given_[0], scale, shift], "elemwise.modulate", x64 * (1 + s) + b, {"x": x64, "m": m64, "form": "scale_shift"}),
+        ("ScaleByOneMore", [given_[0], shift], "elemwise.modulate", x64 * (1 + b), {"x": x64, "m": m64[:, width:], "form": "scale"}),
+        ("TanhGate", [given_[0], scale], "elemwise.modulate", np.tanh(s) * x64, {"x": x64, "m": m64[:, :width], "form": "tanh_gate"}),
+        ("AddGated", [given_[0], scale, given_[1]], "elemwise.gated_residual_add", x64 + s * y64,
+         {"r": x64, "g": m64[:, :width], "y": y64}),
+    )  # fmt: skip
+    for function, operands, op, want, arguments in cases:
+        out = memory.out("out", *shape, dtype=dtype)
+        memory.run(elemwise.elementwise(function, operands, out, arch=ARCH, rows_of=rows_of))
+        within_bound(op, [memory["out"]], [want], {**arguments, "lane_of_row": lanes})
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(1, 4), st.integers(1, 5), st.sampled_from((16, 6, 128)), st.sampled_from(("bf16", "f32")), flavours, schedules, seeds)
+def test_each_head_has_a_gate(rows: int, heads: int, head_dim: int, dtype: str, flavour: str, schedule: Schedule, seed: int) -> None:
+    memory = Memory(schedule)
+    x, gate = numbers(seed, (rows, heads * head_dim), dtype, flavour), numbers(seed + 1, (rows, heads), "f32", flavour)
+    operands: list[elemwise.Operand] = [memory.give("x", x), PerRun(memory.give("gate", gate), head_dim), 2.0]
+    memory.run(elemwise.elementwise("ScaledGate", operands, memory.out("out", *x.shape, dtype=dtype), arch=ARCH))
+    exact = {"x": x.astype(np.float64), "gate": gate.astype(np.float64)}
+    want = exact["x"] * np.repeat(2 * sigmoid(exact["gate"]), head_dim, axis=1)
+    within_bound("elemwise.gate_sigmoid_mul_heads", [memory["out"]], [want], {**exact, "head_dim": head_dim, "scale": 2.0})
+
+
+# --------------------------------------------------------------------------------------------------------------------- gated units
+class Unit(NamedTuple):
+    """The options of a gated unit."""
+
+    act: str = "silu"
+    limit: float | None = None
+    alpha: float | None = None
+    beta: float | None = None
+    up_cap: float | None = None
+
+    def of(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        if self.limit is not None:
+            gate, up = np.minimum(gate, self.limit), np.clip(up, -self.limit, self.limit)
+        if self.alpha is not None:
+            return (up + 1) * gate * sigmoid(self.alpha * gate)
+        if self.act == "situ":
+            assert self.beta is not None
+            capped = up if self.up_cap is None else self.up_cap * np.tanh(up / self.up_cap)
+            return self.beta * np.tanh(gate / self.beta) * sigmoid(gate) * capped
+        return {"silu": lambda: gate * sigmoid(gate), "gelu_tanh": lambda: gelu_tanh(gate), "gelu": lambda: gelu(gate)}[self.act]() * up
+
+
+UNITS = (
+    Unit(), Unit("gelu_tanh"), Unit("gelu"), Unit(limit=0.5), Unit(limit=1.0, alpha=1.703125), Unit(alpha=1.703125),
+    Unit("situ", beta=2.0), Unit("situ", beta=2.0, up_cap=1.0), Unit("situ", limit=1.0, beta=2.0, up_cap=1.0), Unit("gelu", limit=0.5),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(UNITS), shapes, st.sampled_from((("bf16", True), ("f32", False))), flavours, schedules, seeds)
+def test_gated_units_over_packed_halves_and_over_two_operands(
+    unit: Unit, shape: tuple[int, int], kind: tuple[str, bool], flavour: str, schedule: Schedule, seed: int
+) -> None:
+    memory, (rows, inter), (dtype, packed) = Memory(schedule), shape, kind
+    x = numbers(seed, (rows, 2 * inter), dtype, flavour)
+    gate, up = np.ascontiguousarray(x[:, :inter]), np.ascontiguousarray(x[:, inter:])
+    given_ = memory.give("x", x if packed else gate)
+    memory.run(elemwise.glu(
+        given_, memory.out("out", rows, inter, dtype=dtype), up=None if packed else memory.give("up", up), arch=ARCH, **unit._asdict()
+    ))  # fmt: skip
+    want = unit.of(gate.astype(np.float64), up.astype(np.float64))
+    arguments = {"x": wide(x if packed else gate), "up": None if packed else wide(up), "inter": inter, **unit._asdict()}
+    within_bound("linear.glu", [memory["out"]], [want], arguments)
+
+
+def test_a_limit_takes_the_place_of_nan() -> None:
+    memory = Memory()
+    x = memory.give("x", np.array([[np.nan, 3, 2, np.nan]], np.float32))
+    memory.run(elemwise.glu(x, memory.out("out", 1, 2, dtype="f32"), arch=ARCH, limit=1.0))
+    np.testing.assert_allclose(memory["out"], [[0.731059, -0.731059]], atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------------------ the launch
+def test_only_operands_that_are_read_by_column_split_the_rows_into_packs() -> None:
+    """Rows of 333 columns: 16 bytes at a time as long as no operand has to know the column."""
+    x, row = Array("x", "read", (4, 333), "bf16"), Array("row", "constant", (333,), "bf16")
+    (flat,), (by_column,) = (elemwise.elementwise("Add", [x, other], x, arch=ARCH) for other in (x, row))
+    assert flat.kernel == "elementwise<Add, 8, bf16, Whole<bf16>, Whole<bf16>>"
+    assert by_column.kernel == "elementwise<Add, 1, bf16, Whole<bf16>, Columns<bf16>>"
+
+
+def test_more_elements_than_the_kernel_counts_are_refused() -> None:
+    x = Array("x", "read", (1 << 20, 1 << 15), "bf16")
+    with pytest.raises(KernelError) as caught:
+        elemwise.elementwise("Tanh", [x], x, arch=ARCH)
+    assert caught.value.code == "kernel.unsupported"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    """All instantiations together, which is quicker than one by one."""
+    """The instantiations of packed gated units together, which is quicker than one by one."""
     launches = []
     for width in WIDTHS:
-        for dtype, plus_one, add in FORMS:
-            x, gain = Array("x", "read", (1, width), dtype), Array("gain", "read", (width,), "f32")
-            launches += elemwise.rmsnorm(x, gain, x, eps=1e-6, plus_one=plus_one, residual=x if add else None)
-            launches += elemwise.add_bias(gain, x, x, arch=ARCH)
-            if dtype != "f16":
-                packed = Array("x", "read", (1, 2 * width), dtype)
-                launches += [launch for act in ("silu", "gelu_tanh", "gelu") for launch in elemwise.glu(packed, x, act=act, arch=ARCH)]
-    for head_dim in HEADS:
-        for dtype, plus_one in (("bf16", False), ("f32", True)):
-            x, gain = Array("x", "read", (1, head_dim), dtype), Array("gain", "read", (head_dim,), dtype)
-            launches += elemwise.rmsnorm_per_head(x, gain, x, head_dim=head_dim, eps=1e-6, plus_one=plus_one)
+        packed, out, plain = (
+            Array("x", "read", (1, size), dtype) for size, dtype in ((2 * width, "bf16"), (width, "bf16"), (width, "f32"))
+        )
+        launches += [launch for unit in UNITS for launch in elemwise.glu(packed, out, arch=ARCH, **unit._asdict())]
+        launches += [launch for unit in UNITS for launch in elemwise.glu(plain, plain, up=plain, arch=ARCH, **unit._asdict())]
     EmulatedDevice().prepare(launches)
-
-
-shapes = st.tuples(st.integers(1, 4), st.sampled_from(WIDTHS))
-seeds = st.integers(0, 2**31)
-flavours = st.sampled_from(FLAVOURS)
-
-
-# ----------------------------------------------------------------------------------------------------------------------------- norms
-@settings(max_examples=40)
-@given(shapes, st.sampled_from(FORMS), flavours, schedules, seeds)
-def test_rmsnorm_with_and_without_a_residual(
-    shape: tuple[int, int], form: tuple[str, bool, bool], flavour: str, schedule: Schedule, seed: int
-) -> None:
-    dtype, plus_one, add = form
-    memory = Memory(dtype)
-    x, gain = numbers(seed, shape, dtype, flavour), numbers(seed + 1, shape[1:], "f32", "normal")
-    residual = numbers(seed + 2, shape, dtype, flavour)
-    operands = {"x": memory.give("x", x), "gain": memory.give("gain", gain, "f32"), "out": memory.out("out", *shape)}
-    launches = elemwise.rmsnorm(**operands, eps=1e-6, plus_one=plus_one, residual=memory.give("residual", residual) if add else None)
-    memory.run(launches, schedule)
-    normed = x.astype(np.float64)
-    if add:
-        normed = (x.astype(np.float32) + residual.astype(np.float32)).astype(DTYPES[dtype]).astype(np.float64)
-        assert np.array_equal(memory.values("residual"), normed), "the sum is rounded once, exactly as the op stores it"
-    w = gain.astype(np.float64)
-    op = "elemwise.rmsnorm_plus_one" if plus_one else "elemwise.rmsnorm"
-    exact = normed / root_mean_square(normed, 1e-6) * (1 + w if plus_one else w)
-    check(op, memory, {"out": "out"}, {"x": normed, "w": w, "eps": 1e-6}, exact)
-
-
-@pytest.mark.parametrize("width", [4096, 16384, 20000, 36864])
-def test_rmsnorm_of_wide_rows(width: int) -> None:
-    """Rows that fill the registers of a thread, and rows that are read twice."""
-    memory = Memory("bf16")
-    x, gain, residual = (numbers(seed, shape, "bf16", "normal") for seed, shape in ((1, (2, width)), (2, (width,)), (3, (2, width))))
-    launches = elemwise.rmsnorm(
-        memory.give("x", x), memory.give("gain", gain), memory.out("out", 2, width), eps=1e-5, residual=memory.give("residual", residual)
-    )
-    memory.run(launches, Schedule("random", "late", 3))
-    normed = memory.values("residual")
-    exact = normed / root_mean_square(normed, 1e-5) * gain.astype(np.float64)
-    check("elemwise.rmsnorm", memory, {"out": "out"}, {"x": normed, "w": gain.astype(np.float64), "eps": 1e-5}, exact)
-
-
-@settings(max_examples=30)
-@given(
-    st.integers(1, 5),
-    st.integers(1, 6),
-    st.sampled_from(HEADS),
-    st.sampled_from((("bf16", False), ("f32", True))),
-    flavours,
-    schedules,
-    seeds,
-)
-def test_rmsnorm_of_each_head(
-    rows: int, heads: int, head_dim: int, form: tuple[str, bool], flavour: str, schedule: Schedule, seed: int
-) -> None:
-    dtype, plus_one = form
-    memory = Memory(dtype)
-    x, gain = numbers(seed, (rows, heads * head_dim), dtype, flavour), numbers(seed + 1, (head_dim,), dtype, "normal")
-    operands = {"x": memory.give("x", x), "gain": memory.give("gain", gain), "out": memory.out("out", *x.shape)}
-    memory.run(elemwise.rmsnorm_per_head(**operands, head_dim=head_dim, eps=1e-6, plus_one=plus_one), schedule)
-    runs, w = x.astype(np.float64).reshape(rows, heads, head_dim), gain.astype(np.float64)
-    exact = (runs / root_mean_square(runs, 1e-6) * (1 + w if plus_one else w)).reshape(x.shape)
-    op = "elemwise.rmsnorm_per_head_plus_one" if plus_one else "elemwise.rmsnorm_per_head"
-    check(op, memory, {"out": "out"}, {"x": x.astype(np.float64), "w": w, "head_dim": head_dim, "eps": 1e-6}, exact)
-
-
-def test_a_row_of_zeros_is_normed_to_zeros_and_one_with_infinity_or_nan_to_nan() -> None:
-    memory = Memory("bf16")
-    x = np.zeros((4, 64), ml_dtypes.bfloat16)
-    x[1, 3], x[2, 5], x[3] = np.inf, np.nan, 1
-    launches = elemwise.rmsnorm(
-        memory.give("x", x), memory.give("gain", np.ones(64, ml_dtypes.bfloat16)), memory.out("out", 4, 64), eps=1e-6
-    )
-    memory.run(launches, FIFO)
-    got = memory.values("out")
-    assert (got[0] == 0).all()
-    assert np.isnan(got[1, 3]) and (np.delete(got[1], 3) == 0).all()  # noqa: PT018
-    assert np.isnan(got[2]).all()
-    assert (got[3] == 1).all()
-
-
-# --------------------------------------------------------------------------------------------------------------------- gated units
-def gate(x: np.ndarray, act: str) -> np.ndarray:
-    from math import erf
-
-    if act == "silu":
-        return x / (1 + np.exp(-x))
-    if act == "gelu":
-        return 0.5 * x * (1 + np.vectorize(erf)(x / np.sqrt(2)))
-    return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
-
-
-@settings(max_examples=40)
-@given(shapes, st.sampled_from(("bf16", "f32")), st.sampled_from(("silu", "gelu_tanh", "gelu")), flavours, schedules, seeds)
-def test_glu_over_packed_halves(shape: tuple[int, int], dtype: str, act: str, flavour: str, schedule: Schedule, seed: int) -> None:
-    memory = Memory(dtype)
-    rows, inter = shape
-    x = numbers(seed, (rows, 2 * inter), dtype, flavour)
-    memory.run(elemwise.glu(memory.give("x", x), memory.out("out", rows, inter), act=act, arch=ARCH), schedule)
-    wide = x.astype(np.float64)
-    exact = gate(wide[:, :inter], act) * wide[:, inter:]
-    arguments = {"x": wide, "inter": inter, "act": act, "up": None, "limit": None, "alpha": None, "beta": None, "up_cap": None}
-    check("linear.glu", memory, {"out": "out"}, arguments, exact)
-
-
-@settings(max_examples=20)
-@given(shapes, st.sampled_from(("bf16", "f16", "f32")), flavours, schedules, seeds)
-def test_add_bias(shape: tuple[int, int], dtype: str, flavour: str, schedule: Schedule, seed: int) -> None:
-    memory = Memory(dtype)
-    x, bias = numbers(seed, shape, dtype, flavour), numbers(seed + 1, shape[1:], "f32", flavour)
-    launches = elemwise.add_bias(memory.give("bias", bias, "f32"), memory.give("x", x), memory.out("out", *shape), arch=ARCH)
-    memory.run(launches, schedule)
-    arguments = {"bias": bias.astype(np.float64), "x": x.astype(np.float64)}
-    check("elemwise.add_bias", memory, {"out": "out"}, arguments, arguments["x"] + arguments["bias"])
-
-
-# -------------------------------------------------------------------------------------------------------------------- planted faults
-class Fault(NamedTuple):
-    name: str
-    text: str
-    replacement: str
-    code: str
-    says: str
-    line: str
-    schedule: Schedule = FIFO
-
-
-BARRIER = "  __syncthreads();\n  v = partial[0];"
-STORE = "gain_of<PLUS_ONE>(w.at[j]));\n    store<T, VEC>(out + row + column, y);"
-READ_AGAIN = "    if (column >= width) break;\n    if constexpr (ITEMS == 0)"
-DEREFERENCE = "return *reinterpret_cast<const Pack"
-FAULTS = [
-    Fault("missing barrier", BARRIER, "\n  v = partial[0];", "emu.unwritten", "never written", "v = partial[0]"),
-    Fault(
-        "missing barrier, in reverse order", BARRIER, "\n  v = partial[0];", "emu.unwritten", "never written", "v = partial[0]",
-        Schedule("lifo"),
-    ),
-    Fault(
-        "barrier for some", BARRIER, "  if (threadIdx.x < 40) __syncthreads(); else\n  __syncthreads(), v = partial[0];",
-        "emu.divergence", "__syncthreads is reached at two places", "",
-    ),
-    Fault(
-        "partial sums not all written", "if (threadIdx.x % 32 == 0) partial", "if (threadIdx.x % 64 == 0) partial",
-        "emu.unwritten", "never written, at static shared memory + 4", "v += partial[i]",
-    ),
-    Fault(
-        "past the partial sums", "for (int i = 1; i < WARPS; ++i) v", "for (int i = 1; i <= WARPS; ++i) v",
-        "emu.bounds", "past what is declared", "v += partial[i]",
-    ),
-    Fault(
-        "misaligned load", "v = load<T, VEC>(x + row + column);", "v = load<T, VEC>(x + row + column + (column == 560));",
-        "emu.misaligned", "which must be aligned to 16 bytes", DEREFERENCE,
-    ),
-    Fault(
-        "past the row", READ_AGAIN, READ_AGAIN.replace(">=", ">"),
-        "emu.bounds", "past the end of `gain` [1000] bf16, at `gain`[1000]", DEREFERENCE,
-    ),
-    Fault(
-        "row not stored", STORE, STORE.replace("    store", "    if (column) store"),
-        "emu.incomplete", "`out`[0, 0] of [2, 1000] bf16 was never written", "",
-    ),
-    Fault(
-        "every block the first row", "row = (size_t)blockIdx.x * width;\n  const int packs", "row = 0;\n  const int packs",
-        "emu.conflict", "`residual`[0, 0], which block 0 writes", DEREFERENCE,
-    ),
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    source = sources.folder() / "elemwise.cu"
-    found = {fault.name: with_fault(source, tmp_path_factory.mktemp("fault"), fault.text, fault.replacement) for fault in FAULTS}
-    EmulatedDevice().prepare(Launch(str(path), norm().kernel, (1, 1, 1), (32, 1, 1), {}) for path in found.values())
-    return found
-
-
-def norm(source: Path | None = None) -> Launch:
-    rows, width = 2, 1000
-    arrays = {name: Array(name, "read", (rows, width), "bf16") for name in ("x", "residual", "out")}
-    launch = elemwise.rmsnorm(arrays["x"], Array("gain", "read", (width,), "bf16"), arrays["out"], eps=1e-6, residual=arrays["residual"])[0]
-    return Launch(str(source or launch.source), launch.kernel, launch.grid, launch.block, launch.arguments)
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found_at_its_line(fault: Fault, planted: dict[str, Path]) -> None:
-    path = planted[fault.name]
-    device = EmulatedDevice(schedule=fault.schedule)
-    memory = {
-        name: device.upload(numbers(1, shape, "bf16", "normal"))
-        for name, shape in (("x", (2, 1000)), ("residual", (2, 1000)), ("gain", (1000,)))
-    }
-    memory["out"] = device.empty((2, 1000), "bf16")
-    with pytest.raises(KernelError) as caught:
-        device.run(norm(path), memory)
-    error = caught.value
-    assert (error.code, fault.says in error.message) == (fault.code, True), f"want {fault.code}: {fault.says}\ngot {error.render()}"
-    if fault.line:
-        assert error.line == line_of(path, fault.line), error.render()

@@ -18,7 +18,7 @@ from conformance.options import Options as CheckOptions
 from conformance.planned import subject_of
 from cupy_backend.emulator import EmulatedDevice, Schedule
 from cupy_backend.errors import KernelError
-from cupy_backend.kernels import elemwise
+from cupy_backend.kernels import norms
 from cupy_backend.plan import Options
 from cupy_backend.session import Session
 from cupy_backend.sources import folder
@@ -75,8 +75,8 @@ def test_every_launch_and_the_whole_run_of_a_mini_agree_with_the_interpreter(min
 
 
 def test_what_a_launch_gets_wrong_is_named_with_its_nodes_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faulty = with_fault(folder() / "elemwise.cu", tmp_path, "squares += f * f;", "squares += f * 1.02f * f;")
-    monkeypatch.setattr(elemwise, "SOURCE", str(faulty))
+    faulty = with_fault(folder() / "norms.cu", tmp_path, "squares += f * f;", "squares += f * 1.02f * f;")
+    monkeypatch.setattr(norms, "SOURCE", str(faulty))
     of = subject(*LLAMA)
     wrong = [item for item in run_isolated(of.graph, of.tensors, session(of), prompt_alone(of.golden.tokens)) if not item.distance.agrees]
     assert {of.graph.nodes[item.node].op for item in wrong} == {"elemwise.rmsnorm"}
@@ -241,13 +241,13 @@ def test_a_failed_pass_leaves_sequences_as_they_were() -> None:
 
 def test_a_launch_that_fails_says_which_line_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "store<T, VEC>(out + row + column"
-    faulty = with_fault(folder() / "elemwise.cu", tmp_path, f"{text}, y);", f"{text} + width, y);")
-    monkeypatch.setattr(elemwise, "SOURCE", str(faulty))
+    faulty = with_fault(folder() / "norms.cu", tmp_path, f"{text}, y);", f"{text} + width, y);")
+    monkeypatch.setattr(norms, "SOURCE", str(faulty))
     graph, weights = gated_network()
     made = Session(graph, weights, EmulatedDevice())
     with pytest.raises(KernelError) as caught:
         made.run([Chunk(made.add_sequence(), [1])])
-    assert caught.value.file.endswith("elemwise.cu")
+    assert caught.value.file.endswith("norms.cu")
     assert caught.value.hint == "the launch stands for ops.elemwise.rmsnorm, from small.poem:2 on"
 
 

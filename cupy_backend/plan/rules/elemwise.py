@@ -2,21 +2,25 @@
 
 from typing import Any
 
-from cupy_backend.kernels import elemwise, rope
+import numpy as np
+
+from cupy_backend.kernels import elemwise, norms, rope
 from cupy_backend.kernels.arrays import unsupported
 from cupy_backend.launch import Array
 from cupy_backend.plan.lowering import Lowered, Lowering, elements
-from cupy_backend.plan.patterns import Group, is_plain_glu, operand
+from cupy_backend.plan.patterns import Group, operand
 from cupy_backend.plan.rules.registry import node_of, rule
 from cupy_backend.plan.rules.rotary import factor_of, pairs_of, table_arrays, table_of
 from cupy_backend.plan.tables import Pairs, axes_pairs
+from poem.dtypes.leaves import STORAGE
+from poem.graph import Node
 
 
 @rule("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
 def _rmsnorm(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
     x, gain = lowering.value(node, "x"), lowering.weight(lowering.param(node, "w"))["data"]
-    launches = elemwise.rmsnorm(
+    launches = norms.rmsnorm(
         x, gain, lowering.new(node.results[0]), eps=node.attributes["eps"], plus_one=node.op.endswith("plus_one"), nodes=group.nodes
     )
     return Lowered(launches, 4 * elements(x))
@@ -26,7 +30,7 @@ def _rmsnorm(lowering: Lowering, group: Group) -> Lowered:
 def _rmsnorm_per_head(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
     x, gain = lowering.value(node, "x"), lowering.weight(lowering.param(node, "w"))["data"]
-    launches = elemwise.rmsnorm_per_head(
+    launches = norms.rmsnorm_per_head(
         x, gain, lowering.new(node.results[0]), head_dim=node.attributes["head_dim"], eps=node.attributes["eps"],
         plus_one=node.op.endswith("plus_one"), nodes=group.nodes,
     )  # fmt: skip
@@ -38,31 +42,110 @@ def _add_rmsnorm(lowering: Lowering, group: Group) -> Lowered:
     add, norm = node_of(lowering, group, 0), node_of(lowering, group, 1)
     x, residual = lowering.value(add, "x"), lowering.value(add, "y")
     lowering.places[add.results[0]] = lowering.columns(operand(add, "y").id)
-    launches = elemwise.rmsnorm(
+    launches = norms.rmsnorm(
         x, lowering.weight(lowering.param(norm, "w"))["data"], lowering.new(norm.results[0]), eps=norm.attributes["eps"],
         plus_one=norm.op.endswith("plus_one"), residual=residual, nodes=group.nodes,
     )  # fmt: skip
     return Lowered(launches, 5 * elements(x))
 
 
-@rule("elemwise.add_bias")
-def _add_bias(lowering: Lowering, group: Group) -> Lowered:
-    node = node_of(lowering, group)
-    x, bias = lowering.value(node, "x"), lowering.weight(lowering.param(node, "bias"))["data"]
-    launches = elemwise.add_bias(bias, x, lowering.new(node.results[0]), arch=lowering.options.arch, nodes=group.nodes)
-    return Lowered(launches, elements(x))
-
-
 @rule("linear.glu")
 def _glu(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
-    if not is_plain_glu(node):
-        raise unsupported("no kernel has this form yet", expected="silu, gelu_tanh or gelu of the first half times the second, no limits")
-    x, out = lowering.value(node, "x"), lowering.new(node.results[0])
-    launches = elemwise.glu(x, out, act=node.attributes["act"], arch=lowering.options.arch, nodes=group.nodes)
-    return Lowered(launches, 4 * elements(out))
+    x, up = lowering.value(node, "x"), lowering.value(node, "up") if node.operands["up"] is not None else None
+    out = lowering.new(node.results[0])
+    options = {name: node.attributes[name] for name in ("act", "limit", "alpha", "beta", "up_cap")}
+    return Lowered(elemwise.glu(x, out, up=up, arch=lowering.options.arch, nodes=group.nodes, **options), 4 * elements(out))
 
 
+# -- one element from one of each operand --------------------------------------------------------------------------------------
+# By op: the function of elemwise.cu and its operands by parameter name. A number with ' behind is rounded to x's dtype first.
+FORMULAS = {
+    "elemwise.add": "Add x y",
+    "elemwise.residual_add": "Add y x",
+    "elemwise.add_bias": "Add x bias",
+    "elemwise.mul": "Multiply x y",
+    "elemwise.mul_scalar": "Multiply x s'",
+    "elemwise.scale": "Multiply x s",
+    "elemwise.cast": "Same x",
+    "elemwise.clamp": "Clamp x lo' hi'",
+    "elemwise.clamp_learned": "Clamp x lo hi",
+    "elemwise.standardize": "Standardize x bias scale",
+    "elemwise.silu": "Activated<SILU> x",
+    "elemwise.silu_scaled": "ScaledSilu x s",
+    "linear.gelu_tanh": "Activated<GELU_TANH> x",
+    "elemwise.tanh": "Tanh x",
+    "elemwise.relu": "Relu x",
+    "elemwise.relu2": "ReluSquared x",
+    "elemwise.gate_sigmoid_mul": "Gate x gate",
+    "attn.logit_softcap": "Softcap x cap",
+}
+
+
+@rule(*FORMULAS)
+def _formula(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    function, *names = FORMULAS[node.op].split()
+    out = lowering.new(node.results[0])
+    return _elementwise(lowering, group, function, [_operand(lowering, node, name, out) for name in names], out)
+
+
+def _operand(lowering: Lowering, node: Node, name: str, out: Array) -> elemwise.Operand:
+    name, is_rounded = name.rstrip("'"), name.endswith("'")
+    if name in node.attributes:
+        number = node.attributes[name]
+        return float(np.array(number, STORAGE[out.dtype] if is_rounded else np.float32))
+    if operand(node, name).kind == "param":
+        return lowering.weight(lowering.param(node, name))["data"]
+    return lowering.value(node, name)
+
+
+def _elementwise(
+    lowering: Lowering, group: Group, function: str, operands: list[elemwise.Operand], out: Array, rows_of: Array | None = None
+) -> Lowered:
+    launches = elemwise.elementwise(function, operands, out, arch=lowering.options.arch, rows_of=rows_of, nodes=group.nodes)
+    return Lowered(launches, len(operands) * elements(out))
+
+
+@rule("elemwise.gelu")
+def _gelu(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    function = f"Activated<{'GELU_TANH' if node.attributes['tanh'] else 'GELU'}>"
+    return _elementwise(lowering, group, function, [lowering.value(node, "x")], lowering.new(node.results[0]))
+
+
+@rule("elemwise.gate_sigmoid_mul_heads")
+def _gate_sigmoid_mul_heads(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    gate = elemwise.PerRun(lowering.value(node, "gate"), node.attributes["head_dim"])
+    operands: list[elemwise.Operand] = [lowering.value(node, "x"), gate, float(node.attributes["scale"])]
+    return _elementwise(lowering, group, "ScaledGate", operands, lowering.new(node.results[0]))
+
+
+@rule("elemwise.gated_residual_add")
+def _gated_residual_add(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    rows_of = _rows_of(lowering, node)
+    gate = elemwise.Part(lowering.value(node, "g"), 0, mapped=rows_of is not None)
+    operands: list[elemwise.Operand] = [lowering.value(node, "r"), gate, lowering.value(node, "y")]
+    return _elementwise(lowering, group, "AddGated", operands, lowering.new(node.results[0]), rows_of)
+
+
+@rule("elemwise.modulate")
+def _modulate(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    m, rows_of, form = lowering.value(node, "m"), _rows_of(lowering, node), node.attributes["form"]
+    parts = [elemwise.Part(m, number, mapped=rows_of is not None) for number in range(2 if form == "scale_shift" else 1)]
+    function = {"scale_shift": "ScaleShift", "scale": "ScaleByOneMore", "tanh_gate": "TanhGate"}[form]
+    return _elementwise(lowering, group, function, [lowering.value(node, "x"), *parts], lowering.new(node.results[0]), rows_of)
+
+
+def _rows_of(lowering: Lowering, node: Node) -> Array | None:
+    """The row of a table that each row of the result takes, if the op has such a map."""
+    return lowering.value(node, "lane_of_row") if node.operands["lane_of_row"] is not None else None
+
+
+# -- rotary positions ----------------------------------------------------------------------------------------------------------
 @rule("elemwise.rope")
 def _rope(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)

@@ -38,7 +38,7 @@ def _joined_matmul(lowering: Lowering, group: Group) -> Lowered:
     if not biased:
         return found
     bias = lowering.weight(*(lowering.param(node, "bias") for node in biased))["data"]
-    launches = elemwise.add_bias(bias, made, _side_by_side(lowering, biased), arch=lowering.options.arch, nodes=group.nodes)
+    launches = elemwise.elementwise("Add", [made, bias], _side_by_side(lowering, biased), arch=lowering.options.arch, nodes=group.nodes)
     return Lowered([*found.launches, *launches], found.flops, found.touched)
 
 
