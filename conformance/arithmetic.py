@@ -48,6 +48,7 @@ class Arithmetic:
     cells: the dtype kv cells are stored in, "" when they are kept as computed, or None for the dtype of the space.
     deviations: a sum of n roundings is taken to stay below `deviations * sqrt(n)` units (see `growth`).
     recorded: the dtype that what an original computed was narrowed to when it was recorded, "" for its own.
+    special: operands may be infinite or NaN. A step that gives infinity or NaN has then no error: it must give just that.
     """
 
     unit: float
@@ -57,6 +58,7 @@ class Arithmetic:
     cells: str | None
     deviations: float = 0.0
     recorded: str = ""
+    special: bool = False
 
     def growth(self, terms: int) -> float:
         """How many units of `unit * sum |terms|` the rounding error of a sum of products may reach, in any order of summation.

@@ -7,7 +7,8 @@ import numpy as np
 
 from conformance.arithmetic import FUNCTION_ULPS, SOURCES, Arithmetic, half_spacing
 from conformance.bounds import BOUNDS, Cells, local_bound
-from conformance.running import Running
+from conformance.bounds.record import as_running
+from conformance.running import Running, joined
 from poem.batch import Chunk, Geometry, geometry
 from poem.dtypes import FLOATS, Dtype, activation
 from poem.dtypes.cache import load, store
@@ -190,9 +191,8 @@ def _joined(held: Any, more: Any) -> Any:
     """The rows of two planes."""
     if not isinstance(held, Running) and not isinstance(more, Running):
         return np.concatenate([held, more])
-    parts = [part if isinstance(part, Running) else Running(more.arithmetic, part) for part in (held, more)]
-    errors = [np.broadcast_to(part.error, part.shape) for part in parts]
-    return Running(parts[0].arithmetic, np.concatenate([part.value for part in parts]), np.concatenate(errors))
+    arithmetic = next(part.arithmetic for part in (held, more) if isinstance(part, Running))
+    return joined([as_running(arithmetic, part) for part in (held, more)], 0)
 
 
 def _no_cells(widths: Sequence[int]) -> Planes:

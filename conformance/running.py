@@ -6,7 +6,7 @@ of an op is its formula, written once more.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,24 @@ class Running:
     def _rounded(self, value: np.ndarray, error: Number, underflow: bool = False) -> "Running":
         """A step whose operands alone cause `error`: one rounding more."""
         step = self.arithmetic.unit * (np.abs(value) + error)
-        return Running(self.arithmetic, value, error + step + (self.arithmetic.tiny if underflow else 0.0))
+        return self._step(value, error + step + (self.arithmetic.tiny if underflow else 0.0))
 
     def _function(self, value: np.ndarray, error: Number) -> "Running":
         """A library function whose operand alone causes `error`."""
-        return Running(self.arithmetic, value, error + self.arithmetic.function * (np.abs(value) + error) + self.arithmetic.tiny)
+        return self._step(value, error + self.arithmetic.function * (np.abs(value) + error) + self.arithmetic.tiny)
+
+    def _step(self, value: np.ndarray, error: Number) -> "Running":
+        """What a step gives. Infinity and NaN are exact: no error takes a finite number for them."""
+        if self.arithmetic.special:
+            error = np.where(np.isfinite(value), error, 0.0)
+        return Running(self.arithmetic, value, error)
 
     def _other(self, other: "Running | Number") -> "Running":
-        return other if isinstance(other, Running) else Running(self.arithmetic, other)
+        """Arrays are operands, known exactly. A number is a constant of the formula: f32 holds it, or rounds it."""
+        if isinstance(other, Running):
+            return other
+        is_constant = not isinstance(other, np.ndarray) and float(np.float32(other)) != other
+        return Running(self.arithmetic, other, self.arithmetic.unit * np.abs(other) if is_constant else 0.0)
 
     def __add__(self, other: "Running | Number") -> "Running":
         other = self._other(other)
@@ -108,7 +118,7 @@ class Running:
         error = np.broadcast_to(self.error, self.value.shape)
         inherited = error.sum(axis, keepdims=True)
         steps = self.arithmetic.growth(terms) * self.arithmetic.unit * (np.abs(self.value) + error).sum(axis, keepdims=True)
-        return Running(self.arithmetic, self.value.sum(axis, keepdims=True), inherited + steps)
+        return self._step(self.value.sum(axis, keepdims=True), inherited + steps)
 
     def mean(self, axis: int = -1) -> "Running":
         return self.sum(axis) / self.value.shape[axis]
@@ -121,7 +131,7 @@ class Running:
         worst = (mine + self.error) @ (its + other.error)
         inherited = worst - mine @ its if self.inexact or other.inexact else 0.0
         steps = self.arithmetic.growth(terms) * self.arithmetic.unit * worst + terms * self.arithmetic.tiny
-        return Running(self.arithmetic, self.value @ other.value, inherited + steps)
+        return self._step(self.value @ other.value, inherited + steps)
 
     # -- functions -----------------------------------------------------------------------------
     def sqrt(self) -> "Running":
@@ -167,17 +177,22 @@ class Running:
         """An odd function whose slope falls away from 0: the steepest slope within the error is the one nearest to 0."""
         return self._function(function(self.value), self.error * slope(np.maximum(np.abs(self.value) - self.error, 0.0)))
 
+    def where(self, mask: np.ndarray) -> "Running":
+        """The same where the mask holds, and exactly 0 elsewhere, whatever stands there."""
+        return Running(self.arithmetic, np.where(mask, self.value, 0.0), np.where(mask, self.error, 0.0))
+
     def clipped(self, low: Number, high: Number) -> "Running":
-        """`min(max(x, low), high)`: exact, and never steeper than 1."""
-        return Running(self.arithmetic, np.clip(self.value, low, high), self.error)
+        """`fmin(fmax(x, low), high)`: exact, and never steeper than 1. NaN gives low, or high where low is -inf."""
+        raised = self.value if np.all(low == -np.inf) else np.fmax(self.value, low)
+        return Running(self.arithmetic, np.fmin(raised, high), self.error)
 
     # -- functions made of several steps -------------------------------------------------------
     def sigmoid(self) -> "Running":
-        """1 / (1 + e^-x), or e^x / (1 + e^x). With s the result, the exponential's error enters with the factor 1 - s, the sum
-        and the quotient round once each. An error of x moves s by at most the factor e^error, at a slope of at most 1/4."""
+        """1 / (1 + e^-x), or e^x / (1 + e^x). With s the result, the exponential's error enters with the factor 1 - s, the sum and the
+        quotient round once each. An error of x moves s by at most the factor e^error, at a slope of at most 1/4, and by less than 1."""
         with np.errstate(over="ignore"):
             value = 1.0 / (1.0 + np.exp(-self.value))
-        inherited = np.minimum(value * np.expm1(np.minimum(self.error, 700.0)), 0.25 * self.error)
+        inherited = np.minimum(np.minimum(value * np.expm1(np.minimum(self.error, 700.0)), 0.25 * self.error), 1.0)
         steps = (value + inherited) * (self.arithmetic.function * (1.0 - value) + 2.0 * self.arithmetic.unit)
         return Running(self.arithmetic, value, inherited + steps * (1.0 + 4.0 * self.arithmetic.function) + self.arithmetic.tiny)
 
@@ -200,6 +215,12 @@ class Running:
     def gelu(self) -> "Running":
         """0.5 x (1 + erf(x / sqrt 2))."""
         return 0.5 * self * (1.0 + (self * 0.7071067811865476).erf())
+
+
+def joined(parts: Sequence[Running], axis: int = -1) -> Running:
+    """Parts one behind the other."""
+    errors = [np.broadcast_to(part.error, part.shape) for part in parts]
+    return Running(parts[0].arithmetic, np.concatenate([part.value for part in parts], axis), np.concatenate(errors, axis))
 
 
 def _erf(x: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Error bounds of ops, shelved like the ops."""
 
-from conformance.bounds import attn, elemwise, gather, latent, linear, mixture, norms, rotary, sampling
+from conformance.bounds import attn, elemwise, gather, hyper_connections, latent, linear, mixing, mixture, norms, rotary, sampling
 from conformance.bounds.record import BOUNDS, Bound, Cells, local_bound
 
 __all__ = [
@@ -10,9 +10,11 @@ __all__ = [
     "attn",
     "elemwise",
     "gather",
+    "hyper_connections",
     "latent",
     "linear",
     "local_bound",
+    "mixing",
     "mixture",
     "norms",
     "rotary",

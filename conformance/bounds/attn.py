@@ -6,13 +6,14 @@ follow as products and sums of n terms. Subtracting the maximum changes no quoti
 K and V are read after the cast of the cache (`Cells.read`).
 """
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from conformance.arithmetic import Arithmetic
 from conformance.bounds.record import Cells, bound, integers
-from conformance.running import Running
+from conformance.running import Running, joined
 from poem.batch import Geometry
 
 Exact = tuple[np.ndarray, ...]
@@ -76,8 +77,8 @@ def attend(
         out, log = weighted_values(a, scores, allowed, values.transpose(1, 0, 2)[:, None], sink)
         parts.append(_rows(out, new))
         logs.append(_rows(log, new))
-    o = joined(a, parts, exact[0])
-    return (o, joined(a, logs, exact[1])) if lse else o
+    o = by_lane(a, parts, exact[0])
+    return (o, by_lane(a, logs, exact[1])) if lse else o
 
 
 def weighted_values(a: Arithmetic, scores: Running, allowed: np.ndarray, values: Running, sink: Running | None) -> tuple[Running, Running]:
@@ -111,6 +112,36 @@ def prefill(
     )  # fmt: skip
 
 
+@bound("attn.dense", reduces="scores of {} terms", length=lambda given: given["head_dim"])
+def dense(
+    a: Arithmetic, exact: Exact, *, q: Running, k: Running, v: Running, q_indptr: np.ndarray, kv_indptr: np.ndarray, head_dim: int,
+    kv_heads: int, sm_scale: float, causal: bool, bias: Running | None, tags: list[np.ndarray] | None, lse: bool,
+) -> Running | tuple[Running, ...]:  # fmt: skip
+    """attend segment by segment. Rows outside all segments are zeros."""
+    group = q.shape[1] // head_dim // kv_heads
+    errors = [np.zeros(result.shape) for result in exact]
+    bounds = zip(pairwise(q_indptr.reshape(-1)), pairwise(kv_indptr.reshape(-1)), strict=True)
+    for (start, end), (first, stop) in bounds:
+        new, cells = end - start, stop - first
+        if not new or not cells:
+            continue
+        queries = q[start:end].reshape(new, kv_heads, group, head_dim).transpose(1, 2, 0, 3)  # [kv heads, group, rows, D]
+        keys, values = (x[first:stop].reshape(cells, kv_heads, -1).transpose(1, 0, 2)[:, None] for x in (k, v))
+        scores = (queries * sm_scale).matmul(keys.transpose(0, 1, 3, 2)) * 1.0
+        distance = np.arange(cells)[None, :] - np.arange(new)[:, None]
+        if bias is not None:
+            middle = bias.shape[1] // 2
+            scores = scores + bias[:, np.clip(distance + middle, 0, 2 * middle)].reshape(*scores.shape)
+        allowed = distance <= cells - new if causal else np.ones((new, cells), bool)
+        if tags is not None:
+            own, theirs = tags[0].reshape(-1)[start:end, None], tags[1].reshape(-1)[None, first:stop]
+            allowed &= (own < 0) | (own == theirs)
+        for error, found in zip(errors, weighted_values(a, scores, allowed, values, None), strict=False):
+            error[start:end] = _rows(Running(a, found.value, np.broadcast_to(found.error, found.shape)), new).error
+    results = tuple(Running(a, result, error) for result, error in zip(exact, errors, strict=True))
+    return results if lse else results[0]
+
+
 @bound("attn.logit_softcap")
 def logit_softcap(a: Arithmetic, exact: Exact, *, x: Running, cap: float) -> Running:
     return cap * (x / cap).tanh()
@@ -131,8 +162,6 @@ def _rows(running: Running, new: int) -> Running:
     return running.transpose(2, 0, 1, 3).reshape(new, -1)
 
 
-def joined(a: Arithmetic, parts: list[Running], exact: np.ndarray) -> Running:
-    if not parts:
-        return Running(a, exact)
-    errors = [np.broadcast_to(part.error, part.value.shape) for part in parts]
-    return Running(a, np.concatenate([part.value for part in parts]), np.concatenate(errors))
+def by_lane(a: Arithmetic, parts: list[Running], exact: np.ndarray) -> Running:
+    """Rows of all lanes; exact where no lane has rows."""
+    return joined(parts, 0) if parts else Running(a, exact)

@@ -1,4 +1,7 @@
-"""Bounds of ops.elemwise: row-local arithmetic and activations, step by step as their formulas say."""
+"""Bounds of ops.elemwise: row-local arithmetic and activations, step by step as their formulas say.
+
+Norms are in norms.py, rotary embeddings in rotary.py, streams in hyper_connections.py, blends in mixing.py.
+"""
 
 from collections.abc import Callable
 
@@ -49,16 +52,16 @@ def add_bias(a: Arithmetic, exact: Exact, *, bias: np.ndarray, x: Running) -> Ru
 
 @bound("elemwise.clamp")
 def clamp(a: Arithmetic, exact: Exact, *, x: Running, lo: float, hi: float) -> Running:
-    """Exact but for the bounds, which native mode rounds to x's dtype."""
+    """Exact but for the bounds, which native mode rounds to x's dtype; a NaN becomes one of them."""
     slack = max(_scalar_error(a, lo), _scalar_error(a, hi))
-    near = (x.value <= lo + slack + x.error) | (x.value >= hi - slack - x.error)
-    return Running(a, exact[0], x.error + np.where(near, slack, 0.0))
+    inside = (x.value > lo + slack + x.error) & (x.value < hi - slack - x.error)
+    return Running(a, exact[0], x.error + np.where(inside, 0.0, slack))
 
 
 @bound("elemwise.clamp_learned")
 def clamp_learned(a: Arithmetic, exact: Exact, *, x: Running, lo: np.ndarray, hi: np.ndarray) -> Running:
     """Exact: the bounds are weights."""
-    return x.clipped(float(lo[0]), float(hi[0]))
+    return Running(a, exact[0], x.error)
 
 
 @bound("elemwise.gate_sigmoid_mul_heads")
@@ -80,14 +83,6 @@ def modulate(a: Arithmetic, exact: Exact, *, x: Running, m: Running, lane_of_row
     width = x.shape[1]
     scaled = x * (m[:, :width] + 1.0)
     return scaled if form == "scale" else scaled + m[:, width:]
-
-
-@bound("elemwise.hadamard", reduces="signed sum of {} terms", length=lambda given: given["block"])
-def hadamard(a: Arithmetic, exact: Exact, *, x: Running, block: int, signs: np.ndarray | None) -> Running:
-    """Every result is a signed sum over its block, divided by the root of the block."""
-    summed = Running(a, np.abs(x.value), x.error).reshape(x.shape[0], -1, block).sum()
-    error = np.broadcast_to(summed.error, (x.shape[0], x.shape[1] // block, block)).reshape(*x.shape)
-    return Running(a, exact[0] * np.sqrt(block), error) / np.sqrt(block)
 
 
 @bound("elemwise.standardize")

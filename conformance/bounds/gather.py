@@ -4,7 +4,7 @@ import numpy as np
 
 from conformance.arithmetic import Arithmetic
 from conformance.bounds.record import bound, integers
-from conformance.running import Running
+from conformance.running import Running, joined
 
 Exact = tuple[np.ndarray, ...]
 integers("gather.topk", results=2)
@@ -39,7 +39,7 @@ def select(a: Arithmetic, exact: Exact, *, x: Running, index: int, width: int) -
 @bound("gather.concat_cols", copies=True)
 def concat_cols(a: Arithmetic, exact: Exact, **given: list[Running]) -> Running:
     (parts,) = given.values()
-    return Running(a, exact[0], np.concatenate([np.broadcast_to(part.error, part.shape) for part in parts], axis=1))
+    return joined(parts)
 
 
 @bound("gather.embed", "gather.embed_concat")
@@ -50,6 +50,7 @@ def embed(a: Arithmetic, exact: Exact, *, ids: np.ndarray, table: np.ndarray, vo
 
 @bound("gather.embed_weighted", reduces="sum of {} rows", length=lambda given: given["ids"].shape[-1])
 def embed_weighted(a: Arithmetic, exact: Exact, *, ids: np.ndarray, weights: Running, table: np.ndarray, vocab: int) -> Running:
+    ids = ids.reshape(weights.shape)
     rows = table[np.where((ids >= 0) & (ids < vocab), ids, 0)]
     taps = weights.reshape(ids.shape[0], 1, ids.shape[1])
     return taps.matmul(rows).reshape(ids.shape[0], -1)
@@ -87,3 +88,31 @@ def scatter_rows(a: Arithmetic, exact: Exact, *, src: Running, routes: np.ndarra
     rows = routes.reshape(-1)[: src.shape[0]]
     error[rows[rows >= 0]] = np.broadcast_to(src.error, src.shape)[: len(rows)][rows >= 0]
     return Running(a, exact[0], error)
+
+
+@bound("gather.grid_taps")
+def grid_taps(
+    a: Arithmetic, exact: Exact, *, positions: np.ndarray, grids: np.ndarray, segments: np.ndarray, kind: str, side: int
+) -> tuple[None, Running]:
+    """The weight of a tap is a product of two fractions, each a quotient of integers or what it lacks to 1."""
+    if kind == "axes":
+        return None, Running(a, exact[1])
+    image = np.searchsorted(segments.reshape(-1), np.arange(len(positions)), side="right") - 1
+    row, column = (_fractions(a, positions[:, axis], grids[image, axis], side) for axis in (1, 2))
+    return None, (row.reshape(-1, 2, 1) * column.reshape(-1, 1, 2)).reshape(-1, 4)
+
+
+def _fractions(a: Arithmetic, index: np.ndarray, size: np.ndarray, side: int) -> Running:
+    """Weights `[patches, 2]` of the lower and the upper tap."""
+    span = np.maximum(size.astype(np.int64) - 1, 1)
+    upper = (Running(a, index.astype(np.int64) * (side - 1) % span) / span).reshape(-1, 1)
+    return joined([1.0 - upper, upper])
+
+
+@bound("gather.pixels")
+def pixels(a: Arithmetic, exact: Exact, *, x: np.ndarray, mean: list[float], std: list[float], order: str, temporal: int) -> Running:
+    """A quotient, a difference and a quotient for each byte."""
+    rows, bytes = x.shape
+    values = (Running(a, x.reshape(rows, bytes // 3, 3)) / 255.0 - np.array(mean)) / np.array(std)
+    frames = [values.transpose(0, 2, 1).reshape(rows, 3, 1, bytes // 3)] * temporal if order == "chw" else [values] * temporal
+    return joined(frames, 2 if order == "chw" else 1).reshape(rows, temporal * bytes)

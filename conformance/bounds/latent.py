@@ -3,7 +3,7 @@
 import numpy as np
 
 from conformance.arithmetic import Arithmetic
-from conformance.bounds.attn import allowed_cells, joined, weighted_values
+from conformance.bounds.attn import allowed_cells, by_lane, weighted_values
 from conformance.bounds.norms import rms
 from conformance.bounds.record import Cells, bound, integers
 from conformance.running import Running
@@ -65,8 +65,8 @@ def mla_attend(
         out, log = weighted_values(a, scores, allowed, latents, None)
         parts.append(out.transpose(1, 0, 2).reshape(new, -1))
         logs.append(log.transpose(1, 0, 2).reshape(new, -1))
-    o = joined(a, parts, exact[0])
-    return (o, joined(a, logs, exact[1])) if lse else o
+    o = by_lane(a, parts, exact[0])
+    return (o, by_lane(a, logs, exact[1])) if lse else o
 
 
 @bound("attn.sink")

@@ -121,9 +121,15 @@ def local_bound(
     made = record.function(arithmetic, exact, **given)
     listed = made if isinstance(made, tuple) else (made,)
     return tuple(
-        Running(arithmetic, result) if running is None else running if record.copies else running.stored(dtype)
+        Running(arithmetic, result) if running is None else _told(running if record.copies else running.stored(dtype))
         for running, result, dtype in zip(listed, exact, stored, strict=True)
     )
+
+
+def _told(running: Running) -> Running:
+    """An error that no number tells, such as of 0 times a quotient by what may be 0, is infinite."""
+    unknown = np.isnan(running.error)
+    return Running(running.arithmetic, running.value, np.where(unknown, np.inf, running.error)) if unknown.any() else running
 
 
 def as_running(arithmetic: Arithmetic, value: Any) -> Any:

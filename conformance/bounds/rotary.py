@@ -12,16 +12,16 @@ import numpy as np
 
 from conformance.arithmetic import Arithmetic
 from conformance.bounds.record import bound
-from conformance.running import Running
+from conformance.running import Running, joined
 from poem.batch import Geometry
 
 Exact = tuple[np.ndarray, ...]
 
 
-def _powers(a: Arithmetic, theta: float, exponents: np.ndarray) -> Running:
+def _powers(a: Arithmetic, theta: float | np.ndarray, exponents: np.ndarray) -> Running:
     """theta^-e. The exponent is a quotient of two exact integers, so it is rounded once, and once more by a negation."""
     value = theta**-exponents
-    power = Running(a, value)._function(value, value * np.expm1(np.abs(np.log(theta)) * exponents * 2.0 * a.unit))
+    power = Running(a, value)._function(value, value * np.expm1(np.abs(np.log(theta) * exponents) * 2.0 * a.unit))
     return power * 1.0  # the reciprocal
 
 
@@ -114,14 +114,57 @@ def rope(
     if inverse:
         sin = -sin
     cos, sin = cos.reshape(rows, 1, -1), sin.reshape(rows, 1, -1)
+    return tuple(_turned(x, head_dim, cos, sin, first, second) for x in (q, k) if x is not None)
 
-    def turned(x: Running) -> Running:
-        heads = x.reshape(rows, -1, head_dim)
-        left, right = heads[..., first], heads[..., second]
-        value, error = heads.value.copy(), np.array(np.broadcast_to(heads.error, heads.shape))
-        for channels, turning in ((first, cos * left - sin * right), (second, cos * right + sin * left)):
-            value[..., channels] = turning.value
-            error[..., channels] = turning.error
-        return Running(a, value, error).reshape(*x.shape)
 
-    return (turned(q),) if k is None else (turned(q), turned(k))
+def _turned(x: Running, head_dim: int, cos: Running, sin: Running, first: np.ndarray, second: np.ndarray) -> Running:
+    """Turns channels `first` and `second` of each head: cos and sin `[rows, heads or 1, pairs]`. Other channels are copies."""
+    heads = x.reshape(x.shape[0], x.shape[1] // head_dim, head_dim)
+    left, right = heads[..., first], heads[..., second]
+    value, error = heads.value.copy(), np.array(np.broadcast_to(heads.error, heads.shape))
+    for channels, turning in ((first, cos * left - sin * right), (second, cos * right + sin * left)):
+        value[..., channels] = turning.value
+        error[..., channels] = turning.error
+    return Running(x.arithmetic, value, error).reshape(*x.shape)
+
+
+@bound("elemwise.rope_axes")
+def rope_axes(
+    a: Arithmetic, exact: Exact, *, x: Running, positions: Running, dims: list[int], thetas: list[float], form: str, rotary_dim: int,
+    head_dim: int,
+) -> Running:  # fmt: skip
+    """As rope, with angles of several positions."""
+    rows, axes = positions.shape
+    counts, bases = np.array(dims[:axes]) // 2, np.array(thetas[:axes])
+    if form == "split_ladder":
+        return _ladder(a, x, positions, counts, bases, head_dim)
+    axis = np.repeat(np.arange(axes), counts)
+    inside = np.concatenate([np.arange(count) for count in counts])
+    before = np.cumsum(counts) - counts  # pairs of the axes before
+    first, second = {
+        "interleaved": (2 * (before[axis] + inside), 2 * (before[axis] + inside) + 1),
+        "split": (2 * before[axis] + inside, 2 * before[axis] + inside + counts[axis]),
+        "neox": (before[axis] + inside, before[axis] + inside + rotary_dim // 2),
+    }[form]
+    angle = (positions[:, axis] * _powers(a, bases[axis], inside / counts[axis])).reshape(rows, 1, len(axis))
+    return _turned(x, head_dim, angle.cos(), angle.sin(), first, second)
+
+
+def _ladder(a: Arithmetic, x: Running, positions: Running, counts: np.ndarray, bases: np.ndarray, head_dim: int) -> Running:
+    """Slots of all heads in one row, the first of them copies; rising frequencies, the axes in turn."""
+    rows, axes, half = x.shape[0], len(counts), head_dim // 2
+    slot = np.arange(x.shape[1] // 2) - (x.shape[1] // 2 - counts.sum())
+    axis, rung = np.maximum(slot, 0) % axes, np.maximum(slot, 0) // axes
+    angle = positions[:, axis] * _powers(a, bases[axis], -rung / max(counts[0] - 1, 1))
+    angle = angle.reshape(rows, x.shape[1] // head_dim, half)
+    pairs = np.arange(half)
+    turned = _turned(x, head_dim, angle.cos(), angle.sin(), pairs, pairs + half)
+    copied = np.tile((slot < 0).reshape(-1, half), 2).reshape(-1)
+    return Running(a, np.where(copied, x.value, turned.value), np.where(copied, x.error, turned.error))
+
+
+@bound("elemwise.sinusoid")
+def sinusoid(a: Arithmetic, exact: Exact, *, t: Running, dim: int, max_period: float, flip_sin_cos: bool, scale: float) -> Running:
+    """cos and sin of an angle in f32."""
+    angle = scale * (t * _powers(a, max_period, np.arange(dim // 2) / (dim // 2)))
+    return joined([angle.cos(), angle.sin()] if flip_sin_cos else [angle.sin(), angle.cos()])

@@ -73,10 +73,10 @@ class Build:
         dtype = dtype or self.dtype
         return self._input(ValueType(axis, width, dtype), lambda rows: _stored(self.numbers(rows, width) * scale, dtype))
 
-    def exact_value(self, low: float, high: float, width: int, axis: str | int = "tokens", dtype: str | None = None) -> Value:
-        """Float values in a range, whatever the flavour: for operands that other numbers have no meaning for."""
+    def floats(self, make: Callable[[int], np.ndarray], width: int, axis: str | int = "tokens", dtype: str | None = None) -> Value:
+        """Float values `[rows, width]` that `make(rows)` gives for each pass, whatever the flavour."""
         dtype = dtype or self.dtype
-        return self._input(ValueType(axis, width, dtype), lambda rows: _stored(self.random.uniform(low, high, (rows, width)), dtype))
+        return self._input(ValueType(axis, width, dtype), lambda rows: _stored(make(rows).reshape(rows, width), dtype))
 
     def ids(self, stop: int, width: int = 1, low: int = 0, axis: str | int = "tokens") -> Value:
         """Integers `low .. stop - 1`."""
@@ -86,9 +86,14 @@ class Build:
         """Integers `[rows, width]` that `make(rows)` gives for each pass."""
         return self._input(ValueType(axis, width, "i32"), make)
 
-    def tokens(self, vocab: int) -> Value:
-        """Token ids below `vocab`."""
-        return self.ids(vocab)
+    def listed(self, parts: Sequence[Any], width: int, axis: str | int) -> Value:
+        """Integers that are listed pass by pass."""
+        ready = iter(parts)
+        return self._input(ValueType(axis, width, "i32"), lambda _: np.asarray(next(ready)).reshape(-1, width))
+
+    def bytes(self, width: int, axis: str | int = "tokens") -> Value:
+        """Bytes 0 .. 255, as pixels are."""
+        return self._input(ValueType(axis, width, "u8"), lambda rows: self.random.integers(0, 256, (rows, width)))
 
     def positions(self) -> Value:
         """The positions of the rows, which the batch holds."""
@@ -194,7 +199,7 @@ class Build:
         for counts, given in zip(self.batch, self.inputs, strict=True):
             array = np.asarray(make(_rows(type.rows, counts)))
             if type.dtype not in FLOATS:
-                array = array.astype(np.int32)
+                array = array.astype(STORAGE[type.dtype])
             given[name] = array.reshape(-1) if type.width == 1 and type.dtype not in FLOATS else array
         return self.trace.input(name, type)
 
@@ -206,7 +211,7 @@ def _rows(axis: str | int, counts: Sequence[int]) -> int:
     base, plus, _ = axis.partition("+")
     word, _, up = base.partition("*")
     word, _, down = word.partition("/")
-    rows = {"tokens": sum(counts), "readouts": sum(counts), "lanes": len(counts)}[word]
+    rows = len(counts) if word in ("lanes", "images") else sum(counts)  # an image for each lane, a patch and a readout for each token
     return rows * int(up or 1) // int(down or 1) + bool(plus)
 
 

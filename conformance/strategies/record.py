@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from conformance.strategies.build import FLAVOURS, Build
 
+SHELVES = ("attn", "elemwise", "gather", "hyper_connections", "linear", "mixing", "norms", "rotary", "sampling")
 QUANTISED = ("u4g64", "u8g64", "u4g32", "u2g64", "mxfp4", "nvfp4", "e4m3row", "e4m3tile128", "e4m3tile128a8")
 
 
@@ -46,8 +49,19 @@ def strategy(
     return register
 
 
+def alike(*names: str, **settings: Any) -> Callable[[Callable[[Build, str], object]], Callable[[Build, str], object]]:
+    """Registers the decorated function, which is also told the name, as the strategy of each of these names."""
+
+    def register(build: Callable[[Build, str], object]) -> Callable[[Build, str], object]:
+        for name in names:
+            strategy(name, **settings)(lambda b, name=name: build(b, name))  # type: ignore[misc]
+        return build
+
+    return register
+
+
 def strategies() -> Mapping[str, Strategy]:
     """All strategies by name. Modules of the shelves register theirs when this is first asked for."""
-    from conformance.strategies import attn, elemwise, gather, linear, sampling  # noqa: F401
-
+    for shelf in SHELVES:
+        import_module(f"conformance.strategies.{shelf}")
     return STRATEGIES

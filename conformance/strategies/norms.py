@@ -1,0 +1,73 @@
+"""Examples of the norms of ops.elemwise, and of the pattern that adds a residual before one."""
+
+from conformance.strategies.build import Build
+from conformance.strategies.elemwise import FLOATS, WIDTHS, not_huge
+from conformance.strategies.record import alike, strategy
+
+EPSILONS = (1e-6, 1e-5, 1e-12, 0.0)
+HEADS = (2, 1, 5, 16)
+HEAD_DIMS = (64, 1, 5, 8, 48, 128, 256, 1001)
+
+
+@alike("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one", dtypes=FLOATS)
+def rmsnorm(b: Build, op: str) -> None:
+    width = b.pick(*WIDTHS)
+    b.call(op, b.value(width), b.gain(width), b.pick(*EPSILONS))
+
+
+@alike("elemwise.rmsnorm_per_head", "elemwise.rmsnorm_per_head_plus_one", dtypes=FLOATS)
+def rmsnorm_per_head(b: Build, op: str) -> None:
+    heads, head_dim = b.pick(*HEADS), b.pick(*HEAD_DIMS)
+    b.call(op, b.value(heads * head_dim), b.gain(head_dim), head_dim, b.pick(*EPSILONS))
+
+
+@strategy("elemwise.rmsnorm_no_scale", dtypes=FLOATS)
+def rmsnorm_no_scale(b: Build) -> None:
+    heads, head_dim = b.pick(*HEADS), b.pick(*HEAD_DIMS)
+    b.call("elemwise.rmsnorm_no_scale", b.value(heads * head_dim), head_dim, b.pick(*EPSILONS))
+
+
+@strategy("elemwise.rmsnorm_grouped_plus_one", dtypes=FLOATS)
+def rmsnorm_grouped_plus_one(b: Build) -> None:
+    groups, group = b.pick(*HEADS), b.pick(*HEAD_DIMS)
+    b.call("elemwise.rmsnorm_grouped_plus_one", b.value(groups * group), b.gain(groups * group), group, b.pick(*EPSILONS))
+
+
+@strategy("elemwise.rmsnorm_gated", dtypes=FLOATS)
+def rmsnorm_gated(b: Build) -> None:
+    heads, head_dim = b.pick(*HEADS), b.pick(*HEAD_DIMS)
+    width = heads * head_dim
+    x, gate, gain = b.value(width, dtype=b.pick(b.dtype, "f32")), b.value(width, scale=not_huge(b)), b.gain(b.pick(head_dim, width))
+    b.call("elemwise.rmsnorm_gated", x, gate, gain, head_dim, b.pick(*EPSILONS), b.pick("silu", "sigmoid"), b.pick(False, True))
+
+
+@strategy("elemwise.rmsnorm_gated_by", dtypes=FLOATS)
+def rmsnorm_gated_by(b: Build) -> None:
+    heads, head_dim = b.pick(*HEADS), b.pick(*HEAD_DIMS)
+    width = heads * head_dim
+    x, gate, gain = b.value(width, dtype=b.pick(b.dtype, "f32")), b.value(width), b.gain(b.pick(head_dim, width))
+    b.call("elemwise.rmsnorm_gated_by", x, gate, gain, heads, b.pick(*EPSILONS))
+
+
+@strategy("elemwise.layernorm", dtypes=FLOATS)
+def layernorm(b: Build) -> None:
+    width = b.pick(*WIDTHS)
+    w, bias = (b.gain(width) if b.pick(True, False) else None for _ in range(2))
+    b.call("elemwise.layernorm", b.value(width), w, bias, b.pick(*EPSILONS))
+
+
+@strategy("elemwise.layernorm_no_scale", dtypes=FLOATS)
+def layernorm_no_scale(b: Build) -> None:
+    b.call("elemwise.layernorm_no_scale", b.value(b.pick(*WIDTHS)), b.pick(*EPSILONS))
+
+
+@strategy("add_rmsnorm", dtypes=FLOATS)
+def add_rmsnorm(b: Build) -> None:
+    """A block's result joins the residual stream, which is read again after the norm, or no more."""
+    width = b.pick(*WIDTHS)
+    stream = b.call("elemwise.add_bias", b.gain(width), b.value(width))
+    stream = b.call("elemwise.residual_add", b.value(width), stream)
+    norm = b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
+    normed = b.call(norm, stream, b.gain(width), b.pick(*EPSILONS))
+    if b.pick(False, True):
+        b.call("elemwise.residual_add", normed, stream)
