@@ -1,7 +1,9 @@
 """Cubins on disk: each kernel is compiled once for an architecture and a compiler."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,3 +40,13 @@ def get(source: str, kernels: Sequence[str], arch: str, compiler: Nvrtc | None =
     return Compiled(
         data[size:], header["names"], {kernel: Resources(**used) for kernel, used in header["resources"].items()}, header["log"]
     )
+
+
+def get_each(kernels: Collection[tuple[str, str]], arch: str) -> dict[tuple[str, str], Compiled]:
+    """Kernels by file and instantiation, each as a cubin of its own, so that none is compiled twice whatever it is asked for with.
+
+    KernelError as in `get`.
+    """
+    ordered, compiler = sorted(kernels), nvrtc.load()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(ordered, pool.map(lambda each: get(each[0], [each[1]], arch, compiler), ordered), strict=True))

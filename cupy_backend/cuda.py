@@ -1,5 +1,6 @@
 """The device `cuda`: runs launches on a GPU. CuPy holds memory and streams; it is imported when the device is opened."""
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -84,16 +85,13 @@ class CudaDevice:
             ) from fault
 
     def prepare(self, launches: Iterable[Launch]) -> None:
-        """Compiles and loads the kernels of these launches, those of one file together."""
-        wanted: dict[str, set[str]] = {}
-        for launch in launches:
-            if (launch.source, launch.kernel) not in self._functions:
-                wanted.setdefault(launch.source, set()).add(launch.kernel)
-        for source, kernels in wanted.items():
-            compiled = cubin_cache.get(source, sorted(kernels), self.arch)
+        """Compiles and loads the kernels of these launches, each once, several at the same time."""
+        wanted = {(launch.source, launch.kernel) for launch in launches} - self._functions.keys()
+        if not wanted:
+            return
+        for (source, kernel), compiled in cubin_cache.get_each(wanted, self.arch).items():
             module = self._driver.load_module(compiled.cubin)
-            for kernel in kernels:
-                self._functions[source, kernel] = self._driver.function(module, compiled.names[kernel])
+            self._functions[source, kernel] = self._driver.function(module, compiled.names[kernel])
 
     def capture(self, launches: Sequence[Launch], memory: Mapping[str, Any]) -> Callable[[], None]:
         """All these launches as one call: a CUDA graph, replayed on the same memory."""
@@ -105,8 +103,11 @@ class CudaDevice:
             try:
                 for launch in launches:
                     self.run(launch, memory)
-            finally:
-                graph = stream.end_capture()
+            except BaseException:
+                with contextlib.suppress(self._cupy.cuda.runtime.CUDARuntimeError):  # the fault above says more
+                    stream.end_capture()
+                raise
+            graph = stream.end_capture()
         held = dict(memory)  # a graph knows addresses: their memory lives as long as it does
 
         def replay() -> None:

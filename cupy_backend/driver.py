@@ -5,13 +5,13 @@ attributes there, and tensor maps are made by cuTensorMapEncodeTiled. Names and 
 """
 
 import ctypes
-import ctypes.util
 from collections.abc import Sequence
 from functools import lru_cache
 
 from cupy_backend.errors import KernelError
 from cupy_backend.tensor_map import L2_PROMOTION_256, SWIZZLES, Tiling
 
+LIBRARY = "libcuda.so.1"  # that which CuPy has loaded: a libcuda.so found by other ways may be a toolkit's stub
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CUlaunchAttributeID
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 
@@ -102,9 +102,8 @@ class Driver:
 @lru_cache
 def driver() -> Driver:
     """libcuda. KernelError where the NVIDIA driver is not installed."""
-    name = ctypes.util.find_library("cuda") or "libcuda.so.1"
     try:
-        return Driver(ctypes.CDLL(name))
+        return Driver(ctypes.CDLL(LIBRARY))
     except OSError as fault:
         raise KernelError(
             "cuda.no-driver", "the device `cuda` needs the NVIDIA driver, and libcuda is not there", found=str(fault)

@@ -55,15 +55,57 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+class FakeGraph:
+    """A captured graph: notes the streams that it is launched on."""
+
+    def __init__(self) -> None:
+        self.launched_on: list[int] = []
+
+    def launch(self, stream: "FakeStream") -> None:
+        self.launched_on.append(stream.ptr)
+
+
+class FakeStream:
+    """A stream as CuPy's: `with` makes it current, and between begin_capture and end_capture it captures."""
+
+    current: "list[FakeStream]" = []  # noqa: RUF012
+    graphs: list[FakeGraph] = []  # noqa: RUF012
+
+    def __init__(self, *, non_blocking: bool = False, ptr: int = 0x77) -> None:
+        assert non_blocking == (ptr == 0x77), "the null stream waits for blocking ones, and the other way round"
+        self.ptr, self.capturing = ptr, False
+
+    def __enter__(self) -> None:
+        FakeStream.current.append(self)
+
+    def __exit__(self, *fault: object) -> None:
+        assert not self.capturing, "a capture that is never ended"
+        FakeStream.current.pop()
+
+    def synchronize(self) -> None:
+        assert not self.capturing, "a stream cannot be waited for while it captures"
+
+    def begin_capture(self) -> None:
+        self.capturing = True
+
+    def end_capture(self) -> FakeGraph:
+        self.capturing = False
+        FakeStream.graphs.append(FakeGraph())
+        return FakeStream.graphs[-1]
+
+
+FakeStream.current.append(FakeStream(ptr=0x55))
+
+
 def fake_cupy(*, available: bool = True, capability: str = "90") -> types.ModuleType:
     def array_of(values: np.ndarray) -> object:
         return types.SimpleNamespace(data=types.SimpleNamespace(ptr=0x7000_0000), nbytes=values.nbytes)
 
-    stream = types.SimpleNamespace(ptr=0x55, synchronize=lambda: None)
     module = types.ModuleType("cupy")
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         is_available=lambda: available, Device=lambda: types.SimpleNamespace(compute_capability=capability),
-        get_current_stream=lambda: stream, runtime=types.SimpleNamespace(free=lambda pointer: None),
+        get_current_stream=lambda: FakeStream.current[-1], Stream=FakeStream,
+        runtime=types.SimpleNamespace(free=lambda pointer: None, CUDARuntimeError=RuntimeError),
     )  # fmt: skip
     module.empty = lambda shape, dtype: array_of(np.empty(shape, dtype))  # type: ignore[attr-defined]
     module.asarray = array_of  # type: ignore[attr-defined]
@@ -131,6 +173,50 @@ def test_codes_are_moved_as_bytes(device: CudaDevice, library: ctypes.CDLL) -> N
         assert "dim 128 box 128 step 1 dim 8 box 8 step 1 stride 128" in Told(library).text()
 
 
+def test_a_capture_takes_launches_on_a_stream_of_its_own_and_replays_them_on_the_current_one(
+    device: CudaDevice, library: ctypes.CDLL
+) -> None:
+    memory = {"arena": device.empty((4096,), "u8")}
+    FakeStream.graphs.clear()
+    replay = device.capture([record(), record(grid=(1, 1, 1))], memory)
+    launches = [line for line in Told(library).text().splitlines() if line.startswith("launch")]
+    assert [line.split("stream ")[1].split()[0] for line in launches] == ["0x77", "0x77"]
+    assert len(FakeStream.current) == 1
+    replay()
+    replay()
+    assert [graph.launched_on for graph in FakeStream.graphs] == [[0x55, 0x55]]
+    assert len([line for line in Told(library).text().splitlines() if line.startswith("launch")]) == 2
+
+
+def test_a_launch_that_is_refused_ends_the_capture(device: CudaDevice, library: ctypes.CDLL) -> None:
+    device.prepare([record()])
+    with pytest.raises(KernelError, match="needs the buffer `arena`"):
+        device.capture([record()], {})
+    assert [stream.ptr for stream in FakeStream.current] == [0x55]
+
+
+def test_each_kernel_is_compiled_and_loaded_once_whatever_it_is_asked_for_with(device: CudaDevice, library: ctypes.CDLL) -> None:
+    other = Launch("elemwise.cu", "add_bias<f16, f16, 8>", (1, 1, 1), (256, 1, 1), {})
+    device.prepare([record(), record()])
+    device.prepare([record(), other])
+    lines = Told(library).text().splitlines()
+    assert [line.split()[0] for line in lines] == ["load", "function", "load", "function"]
+
+
+def test_cupy_has_what_the_device_uses() -> None:
+    """Names and parameters; CuPy can be imported without a GPU."""
+    cupy = pytest.importorskip("cupy", reason="CuPy comes with the extras cuda12 and cuda13")
+    for name in ("synchronize", "begin_capture", "end_capture", "__enter__"):
+        assert hasattr(cupy.cuda.Stream, name)
+    for name in ("is_available", "get_current_stream", "get_elapsed_time", "Event", "Device"):
+        assert hasattr(cupy.cuda, name)
+    assert issubclass(cupy.cuda.runtime.CUDARuntimeError, RuntimeError)
+    assert isinstance(cupy.cuda.Device.compute_capability, property | types.GetSetDescriptorType)
+    assert "stream=None" in cupy.cuda.graph.Graph.launch.__doc__
+    for name in ("free", "getDeviceProperties", "driverGetVersion"):
+        assert hasattr(cupy.cuda.runtime, name)
+
+
 def test_what_the_driver_refuses_names_the_launch_and_its_nodes(device: CudaDevice, library: ctypes.CDLL) -> None:
     memory = {"arena": device.empty((4096,), "u8")}
     device.prepare([record()])
@@ -172,7 +258,7 @@ def test_without_cupy_a_gpu_or_the_driver_one_sentence_says_so(monkeypatch: pyte
     with pytest.raises(KernelError) as no_gpu:
         CudaDevice()
     assert (no_gpu.value.code, no_gpu.value.message) == ("cuda.no-gpu", "there is no GPU that CUDA can use")
-    monkeypatch.setattr(driver.ctypes.util, "find_library", lambda name: "libnothing.so.1")
+    monkeypatch.setattr(driver, "LIBRARY", "libnothing.so.1")
     driver.driver.cache_clear()
     with pytest.raises(KernelError) as no_driver:
         driver.driver()
