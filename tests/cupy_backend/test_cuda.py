@@ -19,7 +19,7 @@ from cupy_backend.launch import Argument, Array, Launch, Scalar, TensorMap
 from tests.cupy_backend.compiling import compiler
 
 FAKE = Path(__file__).parent / "fake_driver.cpp"
-KERNEL = "elementwise<Add, 8, bf16, Whole<bf16>, Columns<bf16>>"
+KERNEL = "decode_halves<bf16>"
 
 
 class FakeLibrary:
@@ -127,7 +127,7 @@ def record(**changes: object) -> Launch:
         "bias": Array("arena", "constant", (64,), "bf16", 0x100), "rows": Scalar(4, "i32"), "x": Array("arena", "read", (4, 64), "bf16"),
     }  # fmt: skip
     given: dict[str, object] = {"grid": (3, 2, 1), "block": (256, 1, 1), "arguments": arguments, "nodes": (9,), **changes}
-    return Launch("elemwise.cu", KERNEL, **given)  # type: ignore[arg-type]
+    return Launch("selftest.cu", KERNEL, **given)  # type: ignore[arg-type]
 
 
 def test_a_launch_reaches_the_driver_as_the_record_says(device: CudaDevice, library: ctypes.CDLL) -> None:
@@ -196,7 +196,7 @@ def test_a_launch_that_is_refused_ends_the_capture(device: CudaDevice, library: 
 
 
 def test_each_kernel_is_compiled_and_loaded_once_whatever_it_is_asked_for_with(device: CudaDevice, library: ctypes.CDLL) -> None:
-    other = Launch("elemwise.cu", "add_bias<f16, f16, 8>", (1, 1, 1), (256, 1, 1), {})
+    other = Launch("selftest.cu", "decode_halves<f16>", (1, 1, 1), (256, 1, 1), {})
     device.prepare([record(), record()])
     device.prepare([record(), other])
     lines = Told(library).text().splitlines()
@@ -223,7 +223,7 @@ def test_what_the_driver_refuses_names_the_launch_and_its_nodes(device: CudaDevi
     Told(library).clear(1)
     with pytest.raises(KernelError) as caught:
         device.run(record(), memory)
-    assert caught.value.message == f"{KERNEL} of elemwise.cu (nodes 9): the launch was refused"
+    assert caught.value.message == f"{KERNEL} of selftest.cu (nodes 9): the launch was refused"
     assert (caught.value.code, caught.value.found) == ("cuda.driver", "CUDA error 1: invalid argument")
 
 
