@@ -135,7 +135,7 @@ def test_a_launch_reaches_the_driver_as_the_record_says(device: CudaDevice, libr
     device.run(record(shared=60_000, cluster=(1, 2, 1), overlaps=True), memory)
     lines = Told(library).text().splitlines()
     assert lines[0] == "load ELF\x02"
-    assert lines[1].startswith("function 0x1000 _Z11elementwiseI")
+    assert lines[1].startswith("function 0x1000 _Z13decode_halvesI")
     assert lines[2:] == [
         "attribute 0x2000 8 60000",
         "launch 0x2000 grid 3 2 1 block 256 1 1 shared 60000 stream 0x55 extra (nil)",
