@@ -8,11 +8,18 @@ values, params, caches or the `inputs` handle through `Ref`; attributes are plai
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
 
 from poem.errors import Frame
 
 API_VERSION = 1
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def record(cls: type[T]) -> type[T]:
+    """A dataclass that is frozen for the type checker. A trace makes thousands, and to freeze one costs more than to make it."""
+    return dataclass(slots=True)(cls)
 
 
 class ValueType(NamedTuple):
@@ -49,7 +56,7 @@ class Cut:
     heads: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Param:
     """A laid-out weight: its name is its field path."""
 
@@ -71,7 +78,7 @@ class Space:
     window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cache:
     """A row of a kv space (`kind` "kv") or a per-sequence slab (`kind` "state")."""
 
@@ -103,7 +110,7 @@ class Input:
         return f"{self.method}({', '.join(map(str, self.arguments.values()))})" if self.arguments else self.method
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """A matrix, a plan or a mask. `producer` is ("input", input id) or ("node", node id, result index)."""
 
@@ -113,7 +120,7 @@ class Value:
     producer: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Node:
     """One op call. Recording order is a valid execution order."""
 
@@ -125,6 +132,17 @@ class Node:
     layer: tuple[int, int] | None = None
     guard: None = None
     where: tuple[Frame, ...] = field(default=(), compare=False)
+
+    @property
+    def references(self) -> list[Ref]:
+        """What all operands point at, those in lists included."""
+        found: list[Ref] = []
+        for operand in self.operands.values():
+            if type(operand) is list:
+                found += operand
+            elif operand is not None:
+                found.append(operand)  # type: ignore[arg-type]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

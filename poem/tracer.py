@@ -47,17 +47,14 @@ def with_article(word: str) -> str:
 class Plan(NamedTuple):
     """How to record a call again for operands of the same types, at the same place.
 
-    blank: the operands by parameter, those that were not given; names: the others; positions: where their arguments stood
-    in the call, positional ones first. results: the types; several: whether the op gives a tuple.
+    blank: every parameter that takes operands, in order; operands: those that were given, with the kind of what they refer to.
     """
 
     op: str
     blank: dict[str, Operand]
-    names: tuple[str, ...]
-    positions: list[int]
+    operands: tuple[tuple[str, str], ...]
     attributes: dict[str, Attribute]
-    results: tuple[tuple[ValueType, Dtype], ...]
-    several: bool
+    results: tuple[ValueType, ...]
     where: Where
 
 
@@ -81,7 +78,7 @@ class Tracer:
         self.layer: tuple[int, int] | None = None
         self.handle = Inputs(self)
         self.maximum_nodes = maximum_nodes
-        self._several = False  # whether the last call gave a list of results
+        self.plans: list[Plan] = []
 
     # -- declarations ------------------------------------------------------------------------
     def add_param(self, weight: Weight, name: str, aliases: Sequence[str] = ()) -> Param:
@@ -119,7 +116,7 @@ class Tracer:
         key = (method, *sorted((name, repr(value)) for name, value in arguments.items()))
         found = self.input_values.get(key)
         if found is None:
-            found = self._value(kind, type, ("input", len(self.inputs_asked)), None)
+            found = self._value(kind, type, ("input", len(self.inputs_asked)))
             self.inputs_asked.append(Input(len(self.inputs_asked), method, arguments, found.id))
             self.input_values[key] = found
         return found
@@ -133,8 +130,7 @@ class Tracer:
         op = REGISTRY.get(name)
         if op is None:
             raise self._unknown_op(name, where)
-        if len(self.nodes) >= self.maximum_nodes:
-            raise self.error("budget.size", f"a trace holds at most {self.maximum_nodes} nodes", where)
+        self._check_room(where)
         arguments = self._bind(op, args, kwargs, where)
         operands: dict[str, Operand] = {}
         attributes: dict[str, Attribute] = {}
@@ -157,61 +153,55 @@ class Tracer:
                 found=refusal.found,
                 hint=refusal.hint,
             ) from None
-        several = self._several = isinstance(types, list)
+        several = isinstance(types, list)
         listed = types if several else [] if types is None else [types]
         first = len(self.values)
         node = Node(len(self.nodes), name, operands, attributes, tuple(range(first, first + len(listed))), self.layer, None, where)
         self.nodes.append(node)
         results = tuple(
-            self._value("plan" if type == "plan" else "tensor", None if type == "plan" else type, ("node", node.id, i), node)
+            self._value("plan" if type == "plan" else "tensor", None if type == "plan" else type, ("node", node.id, i))
             for i, type in enumerate(listed)
         )
         return results if several else results[0] if results else None
 
-    def plan(self, name: str, positional: int, keywords: Sequence[str]) -> Plan | None:
-        """How to repeat the call that was recorded last, or None where an operand is a list or a result is no tensor."""
-        node, several = self.nodes[-1], self._several
-        types = [self.values[id].type for id in node.results]
-        if None in types or any(isinstance(operand, list) for operand in node.operands.values()):
+    def plan(self, name: str, positional: int, keywords: Sequence[str]) -> tuple[int, list[int]] | None:
+        """Plan to repeat the call that was recorded last.
+
+        Gives the number of the plan, and where its operands stand in a call of that many positional arguments and these
+        keywords; or None where an operand is a list or a result is no tensor.
+        """
+        node = self.nodes[-1]
+        types = [type for type in (self.values[id].type for id in node.results) if type is not None]
+        given = {key: operand for key, operand in node.operands.items() if operand is not None}
+        if len(types) < len(node.results) or any(isinstance(operand, list) for operand in given.values()):
             return None
         order = [parameter.name for parameter in REGISTRY[name].parameters[:positional]] + list(keywords)
-        given = tuple(key for key, operand in node.operands.items() if operand is not None)
-        return Plan(
-            name, dict(node.operands), given, [order.index(key) for key in given], node.attributes,
-            tuple((type, Dtype(type.dtype)) for type in types if type is not None), several, node.where,
-        )  # fmt: skip
+        operands = tuple((key, operand.kind) for key, operand in given.items())  # type: ignore[union-attr]
+        self.plans.append(Plan(name, dict.fromkeys(node.operands), operands, node.attributes, tuple(types), node.where))
+        return len(self.plans) - 1, [order.index(key) for key in given]
 
-    def repeat(self, plan: Plan, operands: Sequence[Any]) -> list[Value] | None:
-        """Record a planned call. A weight comes as a list that holds it.
+    def repeat(self, plan: Plan, ids: Sequence[int]) -> None:
+        """Record a planned call. ids: of what its operands refer to.
 
-        Returns the results, or None, having recorded nothing, when an operand is not of this trace.
+        Raises PackageError (`budget.size`) at the place of the plan.
         """
-        refs = plan.blank.copy()
-        for name, item in zip(plan.names, operands, strict=True):
-            if type(item) is Value:
-                if item.trace is not self:
-                    return None
-                refs[name] = Ref("value", item.id)
-            elif type(item) is list:
-                param = self.param_of.get(id(item[0])) if item else None
-                if param is None:
-                    return None
-                refs[name] = Ref("param", param.id)
-            elif item.trace is not self:
-                return None
-            else:
-                refs[name] = Ref("cache", item.cache.id) if type(item) is CacheHandle else Ref("inputs", 0)
-        nodes, values = self.nodes, self.values
-        if len(nodes) >= self.maximum_nodes:
-            return None
-        number, first = len(nodes), len(values)
-        node = Node(number, plan.op, refs, plan.attributes, tuple(range(first, first + len(plan.results))), self.layer, None, plan.where)
-        nodes.append(node)
-        made = []
-        for index, (type_, dtype) in enumerate(plan.results):
+        self._check_room(plan.where)
+        operands = plan.blank.copy()
+        for (name, kind), id in zip(plan.operands, ids, strict=True):
+            operands[name] = Ref(kind, id)  # type: ignore[arg-type]
+        number, values = len(self.nodes), self.values
+        first = len(values)
+        for index, type_ in enumerate(plan.results):
             values.append(GraphValue(first + index, "tensor", type_, ("node", number, index)))
-            made.append(Value(self, first + index, "tensor", type_.rows, type_.width, dtype, node))
-        return made
+        results = tuple(range(first, len(values)))
+        self.nodes.append(Node(number, plan.op, operands, plan.attributes, results, self.layer, None, plan.where))
+
+    def value(self, id: int) -> Value:
+        """A recorded value, as an operand of a call."""
+        value = self.values[id]
+        rows, width, dtype = value.type or ("", 0, "u8")
+        made_by = self.nodes[value.producer[1]] if value.producer[0] == "node" else None
+        return Value(self, id, value.kind, rows, width, Dtype(dtype), made_by)
 
     def output(self, name: str, value: Value, where: Where) -> None:
         """Register a result. The caller has checked the name and that value is a tensor of this trace."""
@@ -240,11 +230,14 @@ class Tracer:
         return PackageError(code, message, phase="forward", file=file, line=line, stack=where, expected=expected, found=found, hint=hint)
 
     # -- inside ------------------------------------------------------------------------------
-    def _value(self, kind: str, type: ValueType | None, producer: tuple[Any, ...], node: Node | None) -> Value:
+    def _value(self, kind: str, type: ValueType | None, producer: tuple[Any, ...]) -> Value:
         id = len(self.values)
         self.values.append(GraphValue(id, kind, type, producer))  # type: ignore[arg-type]
-        rows, width, dtype = type or ("", 0, "u8")
-        return Value(self, id, kind, rows, width, Dtype(dtype), node)
+        return self.value(id)
+
+    def _check_room(self, where: Where) -> None:
+        if len(self.nodes) >= self.maximum_nodes:
+            raise self.error("budget.size", f"a trace holds at most {self.maximum_nodes} nodes", where)
 
     def _unknown_op(self, name: str, where: Where) -> PackageError:
         namespace, _, short = name.partition(".")

@@ -53,15 +53,11 @@ def notes_of(tracer: Tracer) -> Iterator[str]:
     read: set[tuple[str, int]] = {("value", output.value) for output in tracer.outputs}
     appended: set[int] = set()
     for node in tracer.nodes:
-        writes = REGISTRY[node.op].effect == "cache"
-        for operand in node.operands.values():
-            for ref in operand if isinstance(operand, list) else (operand,):
-                if ref is None:
-                    continue
-                if writes and ref.kind == "cache":
-                    appended.add(ref.id)
-                else:
-                    read.add((ref.kind, ref.id))
+        refs = node.references
+        if REGISTRY[node.op].effect == "cache":
+            appended.update(ref.id for ref in refs if ref.kind == "cache")
+            refs = [ref for ref in refs if ref.kind != "cache"]
+        read.update(refs)
     scales = {id for cache in tracer.caches for id in cache.scales or ()}
     unused = [param.name for param in tracer.params if ("param", param.id) not in read and param.id not in scales]
     yield from _listed("weights laid out but never used", unused)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 # How the text of a weight begins and ends: the prelude makes them, and no string comes between.
 _WEIGHT = re.compile(r"struct\(_h=\[(\d+)\], shape=")
 WEIGHT_END = ", _facts=@poem.lambda)"
-_FIELD = re.compile(r"(\w+)=")
+# A field of a struct with what it holds where that is a weight or plain: the name, the number of the weight, the plain text.
+_FIELD = re.compile(rf"""(?:, )?(\w+)=(?:{_WEIGHT.pattern}|("[^"\\]*"|[^\s,()\[\]{{}}"=:<]+)(?=[,)]))?""")
 _KEY = re.compile(r'"(\w+)"', re.ASCII)
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 # A string, `<opaque python object>`, a number or dotted name, the bar of `int | str`.
@@ -41,11 +42,7 @@ class _Reader:
         text, at = self.text, self.at
         weight = _WEIGHT.match(text, at)
         if weight:
-            end = text.find(WEIGHT_END, at)
-            if end < 0:
-                raise Unreadable
-            self.at = end + len(WEIGHT_END)
-            self.found.append(Place(int(weight[1]), ".".join(self.path), self.bad_keys[0] if self.bad_keys else ""))
+            self.weight(int(weight[1]))
         elif text.startswith("struct(", at):
             self.at = at + 7
             self.fields()
@@ -58,15 +55,26 @@ class _Reader:
         else:
             self.skip()
 
+    def weight(self, number: int) -> None:
+        end = self.text.find(WEIGHT_END, self.at)
+        if end < 0:
+            raise Unreadable
+        self.at = end + len(WEIGHT_END)
+        self.found.append(Place(number, ".".join(self.path), self.bad_keys[0] if self.bad_keys else ""))
+
     def fields(self) -> None:
-        while not self.ends(")"):
-            field = _FIELD.match(self.text, self.at)
-            if field is None:
-                raise Unreadable
+        while field := _FIELD.match(self.text, self.at):
+            name, number, plain = field.groups()
             self.at = field.end()
-            self.path.append(field[1])
-            self.value()
-            self.path.pop()
+            if plain is None:
+                self.path.append(name)
+                if number is None:
+                    self.value()
+                else:
+                    self.weight(int(number))
+                self.path.pop()
+        if not self.ends(")"):
+            raise Unreadable
 
     def items(self, end: str) -> None:
         index = 0

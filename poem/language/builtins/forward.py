@@ -1,6 +1,8 @@
 """Builtins of the forward phase: op calls, inputs, folds, outputs."""
 
+import json
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import starlark
@@ -15,7 +17,7 @@ from poem.language.values import Anything, Integer, OfValue, Text, kind_of
 from poem.ops import NAMESPACES, REGISTRY
 from poem.ops.operands import CacheHandle, Value
 from poem.suggest import nearest
-from poem.tracer import Plan, Tracer
+from poem.tracer import Tracer
 
 OUTPUT_NAME = re.compile(r"[a-z][a-z0-9_.]*")
 Made = starlark.OpaquePythonObject
@@ -45,10 +47,10 @@ def _tracer(evaluation: Evaluation) -> Tracer:
 
 # -- op calls ----------------------------------------------------------------------------------------------------------
 def _describe(value: Value) -> list[Any]:
-    """[handle, kind, key, rows, width, dtype] of a value."""
+    """[number, kind, key, rows, width, dtype] of a value."""
     if value.kind != "tensor":
-        return [Made(value), value.kind, f"{value.kind} #{value.id}", "", 0, "u8"]
-    return [Made(value), "tensor", _key(value), value.rows, value.width, value.dtype.name]
+        return [value.id, value.kind, f"{value.kind} #{value.id}", "", 0, "u8"]
+    return [value.id, "tensor", _key(value), value.rows, value.width, value.dtype.name]
 
 
 def _key(value: Value) -> str:
@@ -59,7 +61,10 @@ def _key(value: Value) -> str:
 
 @entry
 def op(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Check and record an op call. Gives [results, plan, operand positions, whether the results are several]."""
+    """Check and record an op call.
+
+    Gives [results, number of its plan, operand positions, whether the results are several, number of the next value].
+    """
     if evaluation.phase != "forward":
         check_phase(Call(evaluation, f"ops.{name}", stack), ("forward",))
     tracer = _tracer(evaluation)
@@ -71,30 +76,51 @@ def op(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: d
         raise
     several = isinstance(results, tuple)
     listed = list(results) if several else [] if results is None else [results]
-    plan = tracer.plan(name, len(args), list(kwargs))
-    made = [_describe(value) for value in listed]
-    if plan is None or not all(value.kind == "tensor" and value.dtype.is_float for value in listed):
-        return [made, None, [], several]
-    return [made, Made(plan), plan.positions, several]
+    repeatable = all(value.kind == "tensor" and value.dtype.is_float for value in listed)
+    planned = tracer.plan(name, len(args), list(kwargs)) if repeatable else None
+    plan, positions = planned or (None, [])
+    return [[_describe(value) for value in listed], plan, positions, several, len(tracer.values)]
 
 
 @entry
-def repeat(evaluation: Evaluation, plan: Plan, operands: list[Any]) -> Any:
-    """Record a call that a plan describes. Gives its handles, or None when an operand is not of this trace."""
-    results = _tracer(evaluation).repeat(plan, operands)
-    if results is None:
-        return None
-    if plan.several:
-        return [Made(value) for value in results]
-    return Made(results[0]) if results else True
+def repeat(evaluation: Evaluation, following: int, text: str) -> None:
+    """Record what the prelude noted since it last called.
+
+    text: a list of numbers: for each op call that of its plan and those of its operands; for the end of a layer -1 - n, then those of
+    the n values that it carries on. following: the number of the next value after that.
+    """
+    tracer, told, at = _tracer(evaluation), json.loads(text), 0
+    while at < len(told):
+        number, start = told[at], at + 1
+        if number < 0:
+            at = start - 1 - number
+            _end_layer(evaluation, told[start:at])
+            continue
+        plan = tracer.plans[number]
+        at = start + len(plan.operands)
+        try:
+            tracer.repeat(plan, told[start:at])
+        except PackageError as error:
+            error.column = evaluation.column_of(plan.where, f"ops.{plan.op}")
+            raise
+    if len(tracer.values) != following:
+        raise evaluation.error("internal.error", f"the prelude counts {following} values, and the trace has {len(tracer.values)}")
+
+
+@entry
+def operand(evaluation: Evaluation, kind: str, number: int) -> Made:
+    """What is numbered in a trace, for a call that is not a repetition."""
+    tracer = _tracer(evaluation)
+    made: dict[str, Callable[[], Any]] = {
+        "value": lambda: tracer.value(number),
+        "weight": lambda: tracer.weights[number],
+        "cache": lambda: tracer.cache_handle(tracer.caches[number]),
+        "inputs": lambda: tracer.handle,
+    }
+    return Made(made[kind]())
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
-@entry
-def inputs(evaluation: Evaluation) -> Made:
-    return Made(_tracer(evaluation).handle)
-
-
 def _input(method: str, found: InputMethod) -> None:
     def plain(call: Call) -> list[Any]:
         return _describe(_tracer(call.evaluation).input(method, found.type, {}, "tensor" if found.type else "mask"))
@@ -132,12 +158,12 @@ def state(call: Call, name: Text) -> list[Any]:
 
 
 @entry
-def caches(evaluation: Evaluation) -> list[Any]:
-    """Every declared cache: the names, kinds with keys, and handles, for the prelude to answer from."""
+def caches(evaluation: Evaluation) -> list[str]:
+    """Every declared cache in order: the names, and kinds with keys, for the prelude to answer from."""
     tracer = _tracer(evaluation)
     handles = [tracer.cache_handle(cache) for cache in tracer.caches]
     kinds = [f"{handle.cache.kind}\t{_cache_key(handle)}" for handle in handles]
-    return ["\n".join(handle.cache.name for handle in handles), "\n".join(kinds), [Made(handle) for handle in handles]]
+    return ["\n".join(handle.cache.name for handle in handles), "\n".join(kinds)]
 
 
 def _cache(call: Call, name: str, kind: str) -> list[Any]:
@@ -187,13 +213,9 @@ class _Running(NamedTuple):
     where: tuple[Any, ...]
 
 
-def _ids(handles: list[Any]) -> tuple[int, ...]:
-    return tuple(item.id for item in handles if isinstance(item, Value))
-
-
 @entry
-def fold(evaluation: Evaluation, stack: str, handles: list[Any]) -> None:
-    """A fold begins; its first layer is next."""
+def fold(evaluation: Evaluation, stack: str, carried: list[int]) -> None:
+    """A fold begins; its first layer is next. carried: the numbers of the values that it starts with."""
     tracer = _tracer(evaluation)
     call = Call(evaluation, "inputs.fold_layers", stack)
     running = evaluation.delivered.get("fold")
@@ -202,17 +224,14 @@ def fold(evaluation: Evaluation, stack: str, handles: list[Any]) -> None:
         raise call.error("forward.nested-fold", "inputs.fold_layers() inside the block of another fold", found=outer)
     if evaluation.phase != "forward":
         check_phase(call, ("forward",))
-    evaluation.delivered["fold"] = _Running(len(tracer.folds), [_ids(handles)], call.where)
+    evaluation.delivered["fold"] = _Running(len(tracer.folds), [tuple(carried)], call.where)
     tracer.layer = (len(tracer.folds), 0)
 
 
-@entry
-def fold_layer(evaluation: Evaluation, handles: list[Any]) -> bool:
-    """A layer has ended."""
+def _end_layer(evaluation: Evaluation, carried: list[int]) -> None:
     running = evaluation.delivered["fold"]
-    running.carried.append(_ids(handles))
+    running.carried.append(tuple(carried))
     _tracer(evaluation).layer = (running.id, len(running.carried) - 1)
-    return True
 
 
 @entry

@@ -218,10 +218,8 @@ def unreachable(evaluation: Evaluation, key: str, stack: str) -> starlark.Opaque
 
 
 @entry
-def laid_out(
-    evaluation: Evaluation, text: str, keys: str, stack_of: str, stacks: Sequence[str], names: Mapping[str, str]
-) -> list[starlark.OpaquePythonObject]:
-    """Name the weights that layout returned, register them with the tracer, and give their handles."""
+def laid_out(evaluation: Evaluation, text: str, keys: str, stack_of: str, stacks: Sequence[str], names: Mapping[str, str]) -> str:
+    """Name the weights that layout returned, register them with the tracer, and give their numbers there."""
     where = [user_frames(stack) for stack in stacks]
     weights = [Weight(*_parts(key), where[int(index)]) for key, index in zip(keys.split("\n"), stack_of.split(" "), strict=False) if key]
     if not weights:
@@ -259,10 +257,9 @@ def laid_out(
                 )  # fmt: skip
     tracer = evaluation.tracer
     assert tracer is not None
-    for number in first:
-        tracer.add_param(weights[number], weights[number].name, aliases[number])
+    numbers = {number: tracer.add_param(weights[number], weights[number].name, aliases[number]).id for number in first}
     evaluation.delivered["layout"] = Layout(tuple(tracer.params), tuple(weights[number].where for number in first))
-    return [starlark.OpaquePythonObject(weight) for weight in weights]
+    return " ".join(str(numbers[number]) for number in range(len(weights)))
 
 
 def _parts(key: str) -> tuple[tuple[int, ...], Dtype, str, Cut | None, bool]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poem.errors import Frame, PoemErrors
+from poem.errors import Frame, PackageError, PoemErrors
 from poem.graph import Cut, Graph, ValueType
 from poem.package import Package, load_package, load_package_from_texts
 from poem.tracer import Tracer
@@ -190,6 +190,24 @@ def test_repeated_calls_keep_their_own_lines() -> None:
     lines = [node.where[-1].line - first for node in graph.nodes[1:]]
     assert lines == [2, 3, 3, 1] * 3
     assert [node.attributes["s"] for node in graph.nodes[1:5]] == [0.5, 1.0, 1.0, 0.5]
+
+
+LOST = """
+def forward(m, inputs):
+    y = ops.gather.embed(inputs.tokens(), m.embed, VOCAB)
+    y = inputs.fold_layers([m.attn_norm, m.attn_norm, m.lost()], y, lambda l, w, y: ops.elemwise.rmsnorm(y, w, 1e-5))
+    output("y", y)
+"""
+
+
+def test_a_repeated_call_wants_a_weight_that_was_laid_out_too() -> None:
+    text = swapped(
+        TOY[: TOY.index("def forward")] + LOST.lstrip(), ("    embed = weight", "    lost = weight([HIDDEN], w)\n    embed = weight"),
+        ("        attn_norm =", "        lost = lambda: lost,\n        attn_norm ="),
+    )  # fmt: skip
+    with pytest.raises(PackageError) as caught:
+        package("toy", text).trace("toy-tiny-bf16-kv-bf16")
+    assert (caught.value.code, caught.value.line) == ("forward.unreachable-weight", text[: text.index("ops.elemwise.rms")].count("\n") + 1)
 
 
 def test_threads_may_trace_at_once() -> None:
