@@ -389,7 +389,7 @@ def relay() -> Case:
     """Four launches, each overlapping the one before it."""
     names = ("x", "first", "second", "third", "out")
     arrays = [Array(name, "read", (1024,), "u32") for name in names]
-    launches = []
+    launches: list[Launch] = []
     for before, after in pairwise(arrays):
         arguments: dict[str, Argument] = {"x": before, "out": Array(after.buffer, "write", (1024,), "u32")}
         launches.append(Launch(SOURCE, "relay", (8, 1, 1), (128, 1, 1), arguments, overlaps=bool(launches)))
