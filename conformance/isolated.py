@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Scales = Mapping[int, tuple[np.float32, ...]]  # of the planes of each cache
 # Cells are compared as they are cast, so reading them back adds no error.
-ARITHMETIC = replace(NATIVE, cells="")
+ARITHMETIC = replace(NATIVE, cells="", special=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ class _Runs:
 
     def run(self, pass_: Pass) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
         """Every value as the interpreter has it natively, and exactly on those operands, by id."""
-        native: dict[int, np.ndarray] = {}
+        given = {item.value: pass_.inputs[item.key] for item in self.native.graph.inputs if item.key in pass_.inputs}
+        native: dict[int, np.ndarray] = dict(given)
         exact: dict[int, np.ndarray] = {}
 
         def keep(node: Node, results: tuple[np.ndarray, ...]) -> None:
@@ -187,6 +188,7 @@ def _judge_pass(
 ) -> list[Judged]:  # fmt: skip
     judged = []
     got = launched.results
+    shown = got.keys() | {id for id, value in native.items() if not isinstance(value, np.ndarray)}
     for node in graph.nodes:
         number, nodes, kernels = launched.steps[node.id]
         extra = kernel_error(graph, node, kernels, operands.of(node))
@@ -201,10 +203,8 @@ def _judge_pass(
             blurred = takes_infinity_for_nan(graph, node, kernels)
             found = [_judge(graph, node, operands, i, got, exact, bounds, blurred) for i, id in enumerate(node.results) if id in got]
         judged += [Judged(number, node.id, nodes, kernels, what, distance, *arrays, reason) for what, distance, arrays, reason in found]
-        operands.keep(
-            node, [native[id] if id in got else Running(ARITHMETIC, native[id], 2.0 * bound.error)
-                   for id, bound in zip(node.results, bounds, strict=True)],
-        )  # fmt: skip
+        results = zip(node.results, bounds, strict=True)
+        operands.keep(node, [native[id] if id in shown else Running(ARITHMETIC, native[id], 2.0 * bound.error) for id, bound in results])
     return sorted(judged, key=lambda item: (item.step, item.node))
 
 

@@ -22,6 +22,8 @@ def kernel_error(graph: Graph, node: Node, kernels: Sequence[str], given: Mappin
 
     given: the node's operands and attributes by name, as `Operands.of` returns them.
     """
+    if not kernels:
+        return 0.0
     if node.op == "attn.attend" and isinstance(given["cache"], Cells):
         return _attend(graph, node, given)
     if node.op in ("linear.matmul", "linear.lm_head") and any(name in kernel for name in FP8_KERNELS for kernel in kernels):

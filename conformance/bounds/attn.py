@@ -84,8 +84,11 @@ def attend(
 def weighted_values(a: Arithmetic, scores: Running, allowed: np.ndarray, values: Running, sink: Running | None) -> tuple[Running, Running]:
     """Softmax of scores `[..., rows, cells]` over the allowed cells, times values `[..., cells, width]`, and the base-2 lse.
 
-    sink: one more score, which has no value. A row without an allowed cell gives 0 and -inf.
+    sink: one more score, which has no value. A row without an allowed cell gives 0 and -inf. Infinite and NaN values have no error; they
+    are left out, so that rows which may not attend them keep theirs.
     """
+    if a.special:
+        values = values.where(np.isfinite(values.value))
     top = np.where(allowed, scores.value, -np.inf).max(-1, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0.0) if sink is None else np.maximum(top, sink.value)
     weights = (Running(a, np.where(allowed, scores.value - top, 0.0), np.where(allowed, scores.error, 0.0)) + 0.0).exp()
@@ -96,7 +99,8 @@ def weighted_values(a: Arithmetic, scores: Running, allowed: np.ndarray, values:
         total = total + (sink - top).exp()
     empty = ~allowed.any(-1, keepdims=True)
     safe = Running(a, np.where(empty, 1.0, total.value), total.error)
-    log = safe.log() * (1.0 / np.log(2.0)) + top / np.log(2.0)
+    # To base 2: log2 e is a rounded number, and the product with it rounds once more.
+    log = safe.log() * (1.0 / np.log(2.0)) + Running(a, top, a.unit * np.abs(top)) * (1.0 / np.log(2.0))
     return (weights / safe).matmul(values), Running(a, np.where(empty, -np.inf, log.value), np.where(empty, 0.0, log.error))
 
 

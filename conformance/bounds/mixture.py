@@ -32,9 +32,9 @@ def moe_route(
     else:
         scores = logits.softplus().sqrt()
     routes = exact[0]
-    inside = ((routes >= 0) & (routes < scores.shape[1])).astype(np.float64)
-    taken = np.where(inside > 0, routes, 0)
-    weights = scores[np.arange(len(routes))[:, None], taken] * inside
+    inside = (routes >= 0) & (routes < scores.shape[1])
+    taken = np.where(inside, routes, 0)
+    weights = scores[np.arange(len(routes))[:, None], taken].where(inside)
     if renormalize:
         total = weights.sum()
         weights = weights / Running(a, np.where(total.value > 0, total.value, 1.0), total.error)
@@ -68,15 +68,16 @@ def moe_weighted_sum(
     values = routed.reshape(rows, slots, -1)
     if bias is not None and routes is not None:
         values = values + bias[np.maximum(routes, 0)]
-    counted = np.ones((rows, slots)) if routes is None else (routes >= 0).astype(np.float64)
-    return (values * (weights * counted).reshape(rows, slots, 1)).sum(1).reshape(rows, -1)
+    terms = values * weights.reshape(rows, slots, 1)
+    if routes is not None:
+        terms = terms.where((routes >= 0).reshape(rows, slots, 1))
+    return terms.sum(1).reshape(rows, -1)
 
 
 @bound("linear.moe_bias_sum", reduces="sum of {} experts", length=lambda given: given["weights"].shape[-1])
 def moe_bias_sum(a: Arithmetic, exact: Exact, *, x: Running, bias: np.ndarray, routes: np.ndarray, weights: Running) -> Running:
     """x, plus the experts' biases by their weights."""
-    counted = weights * (routes >= 0).astype(np.float64)
-    added = counted.reshape(*routes.shape, 1) * bias[np.maximum(routes, 0)]
+    added = (weights.reshape(*routes.shape, 1) * bias[np.maximum(routes, 0)]).where((routes >= 0)[:, :, None])
     return x + added.sum(1).reshape(*x.shape)
 
 

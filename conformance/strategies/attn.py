@@ -1,1 +1,108 @@
-"""Examples of ops.attn."""
+"""Examples of ops.attn over paged caches, and of the pattern that turns and stores keys in one launch."""
+
+import numpy as np
+
+from conformance.strategies.build import Build
+from conformance.strategies.record import strategy
+from poem.ops.operands import CacheHandle
+
+# bf16 caches hold f32 values rounded; e4m3 ones take any.
+CACHES = {"bf16": ("bf16", "e4m3"), "f32": ("f32", "bf16", "e4m3"), "f16": ("f16", "e4m3")}
+HEAD_DIMS = (64, 128, 96, 256)
+GROUPS = ((2, 1), (1, 1), (4, 2), (8, 1), (3, 3), (6, 2))  # query heads, key heads
+# Scores of products of huge or special numbers are no softmax but a choice; these say what attention is used for.
+FLAVOURS = ("normal", "integers", "tiny", "cancelling", "special")
+
+
+def _cells(b: Build, kv_heads: int, head_dim: int, window: int | None = None) -> CacheHandle:
+    """A cache row with the keys and values of this pass appended."""
+    dtype = b.pick(*CACHES[b.dtype])
+    scales = b.pick((), (0.5, 2.0), (0.37, 1.9)) if dtype == "e4m3" else ()
+    width = kv_heads * head_dim
+    cells = b.kv([width, width], head_dim, dtype, window, scales)
+    b.call("attn.kv_append", b.value(width), b.value(width), cells)
+    return cells
+
+
+@strategy("attn.kv_append", exact=True)
+def kv_append(b: Build) -> None:
+    _cells(b, b.pick(1, 2), b.pick(8, 64))
+
+
+@strategy("attn.kv_append_shared", exact=True)
+def kv_append_shared(b: Build) -> None:
+    width = b.pick(64, 8, 100)
+    b.call("attn.kv_append_shared", b.value(width), b.kv([width], width, b.pick(*CACHES[b.dtype])))
+
+
+@strategy("attn.attend", flavours=FLAVOURS)
+def attend(b: Build) -> None:
+    head_dim, (heads, kv_heads) = b.pick(*HEAD_DIMS), b.pick(*GROUPS)
+    window = b.pick(None, 3, 17)
+    cells = _cells(b, kv_heads, head_dim, window if b.pick(True, False) else None)
+    options: dict[str, object] = {"window": window, "softcap": b.pick(None, 5.0)}
+    extra = b.pick("", "sinks", "bias", "sinks of a value", "log_scaling", "not causal")
+    if extra == "sinks":
+        options["sinks"] = b.gain(heads)
+    elif extra == "bias":
+        options["bias"] = b.value(heads * 4, dtype="f32")
+    elif extra == "sinks of a value":
+        options["sinks"] = b.value(heads)
+    elif extra == "log_scaling":
+        options["log_scaling"] = [4.0, 0.1]
+    elif extra == "not causal":
+        options["causal"] = False
+    if not extra.startswith("sinks"):
+        options["lse"] = b.pick(False, True)
+    b.call("attn.attend", b.value(heads * head_dim), cells, b.trace.handle, head_dim, kv_heads, head_dim**-0.5, **options)
+
+
+@strategy("attn.plan_prefill", "attn.prefill", flavours=FLAVOURS)
+def prefill(b: Build) -> None:
+    head_dim, (heads, kv_heads), window = b.pick(*HEAD_DIMS[:2]), b.pick(*GROUPS), b.pick(None, 3)
+    cells = _cells(b, kv_heads, head_dim, window)
+    plan = b.call("attn.plan_prefill", b.trace.handle, heads, kv_heads, head_dim, window=window)
+    b.call("attn.prefill", b.value(heads * head_dim), plan, cells, window, head_dim, kv_heads, head_dim**-0.5)
+
+
+@strategy("rope_append", flavours=FLAVOURS)
+def rope_append(b: Build) -> None:
+    """Keys and queries turned, keys and values stored, and attention over what was stored."""
+    head_dim, (heads, kv_heads) = b.pick(*HEAD_DIMS[:3]), b.pick(*GROUPS[:3])
+    q, k, v = (b.value(count * head_dim) for count in (heads, kv_heads, kv_heads))
+    width = kv_heads * head_dim
+    cells = b.kv([width, width], head_dim, b.pick(*CACHES[b.dtype]))
+    q, k = b.call("elemwise.rope", q, k, b.positions(), head_dim, 10000.0)
+    b.call("attn.kv_append", k, v, cells)
+    b.call("attn.attend", q, cells, b.trace.handle, head_dim, kv_heads, head_dim**-0.5)
+
+
+@strategy("attn.dense", flavours=FLAVOURS)
+def dense(b: Build) -> None:
+    """Segments of rows; some rows lie behind the last of them."""
+    head_dim, (heads, kv_heads) = b.pick(16, 5), b.pick(*GROUPS[:3])
+    ends = [np.cumsum([0, *counts]) for counts in b.batch]
+    bounds = [b.listed(ends, 1, "lanes+1") for _ in range(2)]
+    q, k, v = (b.value(count * head_dim) for count in (heads, kv_heads, kv_heads))
+    options: dict[str, object] = {"causal": b.pick(False, True), "lse": b.pick(False, True)}
+    if b.pick(False, True):
+        options["bias"] = b.value(7, heads, "f32")
+    b.call("attn.dense", q, k, v, *bounds, head_dim, kv_heads, head_dim**-0.5, **options)
+
+
+@strategy("attn.logit_softcap")
+def logit_softcap(b: Build) -> None:
+    b.call("attn.logit_softcap", b.value(b.pick(8, 100, 1001), scale=b.pick(1.0, 30.0)), b.pick(3.0, 30.0))
+
+
+@strategy("attn.sink")
+def sink(b: Build) -> None:
+    heads, head_dim = b.pick(4, 3), b.pick(8, 64)
+    b.call("attn.sink", b.value(heads * head_dim), b.value(heads, dtype="f32"), b.gain(heads), head_dim)
+
+
+@strategy("attn.merge_lse")
+def merge_lse(b: Build) -> None:
+    heads, head_dim = b.pick(4, 3), b.pick(8, 64)
+    sides = [operand for _ in range(2) for operand in (b.value(heads * head_dim), b.value(heads, dtype="f32"))]
+    b.call("attn.merge_lse", *sides, heads, head_dim)
