@@ -2,7 +2,7 @@
 //
 // Blocks may run in any order, so no block may touch what another one wrote in the same launch, unless it learned of it: a block's life is
 // cut into intervals, a release (an atomic after __threadfence, or one with release semantics) ends one, and who acquires through the same
-// address knows the intervals that were published there.
+// address knows the intervals that were published there. Threads of one block are ordered as for shared memory, by happens_before.cpp.
 #include <algorithm>
 #include <dlfcn.h>
 
@@ -107,6 +107,31 @@ static Range& checked_range(uintptr_t address, uint32_t bytes, bool write, Place
          place);
   return *r;
 }
+static std::string thread_of(Stamp s) { return concat("thread ", s.actor % machine.threads); }
+// Another thread of the same block, with nothing that orders the two accesses.
+static void check_order(const Range& r, size_t i, bool write, Place place) {
+  const Block& b = *machine.current->block;
+  const Fiber& me = *machine.current;
+  const char* const what = write ? "write to " : "read of ";
+  if (r.writer[i] && block_of_interval(r.writer[i]) == b.number && !known(me, r.write[i]))
+    fail("emu.race", concat(what, element(r, r.low + i), ", which ", thread_of(r.write[i]), " wrote, with no barrier between"), place);
+  if (!write || !r.reader[i] || block_of_interval(r.reader[i]) != b.number) return;
+  const Stamp* unknown = known(me, r.read[i]) ? nullptr : &r.read[i];
+  if (const auto more = r.more_reads.find(i); more != r.more_reads.end())
+    for (const Stamp& s : more->second)
+      if (!known(me, s)) unknown = &s;
+  if (unknown)
+    fail("emu.race", concat(what, element(r, r.low + i), ", which ", thread_of(*unknown), " reads, with no barrier between"), place);
+}
+static void remember_read(Range& r, size_t i) {
+  const Block& b = *machine.current->block;
+  const Stamp mine = as_self(*machine.current).stamp;
+  if (r.reader[i] && block_of_interval(r.reader[i]) == b.number && !known(*machine.current, r.read[i])) {
+    auto& more = r.more_reads[i];
+    if (more.empty() || more.back().actor != r.read[i].actor) more.push_back(r.read[i]);
+  }
+  r.read[i] = mine;
+}
 static void use(Range& r, uintptr_t address, uint32_t bytes, bool write, Place place) {
   Block& b = *machine.current->block;
   for (uintptr_t i = address - r.low; i < address - r.low + bytes; ++i) {
@@ -118,17 +143,23 @@ static void use(Range& r, uintptr_t address, uint32_t bytes, bool write, Place p
              concat(write ? "write to " : "read of ", element(r, r.low + i), ", which block ", block_of_interval(writer),
                     " writes in the same launch"),
              place);
+      if (write && reader && (reader == SEVERAL || !known_interval(b, reader)))
+        fail("emu.conflict",
+             concat("write to ", element(r, r.low + i), ", which ",
+                    reader == SEVERAL ? std::string("several blocks read") : concat("block ", block_of_interval(reader), " reads"),
+                    " in the same launch"),
+             place);
+      check_order(r, i, write, place);
       if (write) {
-        if (reader && (reader == SEVERAL || !known_interval(b, reader)))
-          fail("emu.conflict",
-               concat("write to ", element(r, r.low + i), ", which ",
-                      reader == SEVERAL ? std::string("several blocks read") : concat("block ", block_of_interval(reader), " reads"),
-                      " in the same launch"),
-               place);
         writer = b.interval;
         reader = 0;
+        r.write[i] = as_self(*machine.current).stamp;
+        if (!r.more_reads.empty()) r.more_reads.erase(i);
+      } else if (reader == 0 || (reader != SEVERAL && block_of_interval(reader) == b.number)) {
+        remember_read(r, i);
+        reader = b.interval;
       } else {
-        reader = reader == 0 || (reader != SEVERAL && block_of_interval(reader) == b.number) ? b.interval : SEVERAL;
+        reader = SEVERAL;
       }
     }
     if (!r.written.empty()) {
@@ -245,6 +276,17 @@ void __tsan_vptr_update(void**, void*) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
+// Called, by -fsanitize=bounds-strict, where an index is outside the array it is applied to: threads' own arrays are not watched otherwise.
+struct ArrayUse {
+  const char* file;
+  uint32_t line, column;
+  const char* type;  // after two numbers of 16 bits, its name
+};
+void __ubsan_handle_out_of_bounds(ArrayUse* use, void* index) {
+  if (!poem::emu::machine.current) return;
+  poem::emu::fail("emu.bounds", poem::emu::concat("index ", (long long)index, " of an array ", use->type + 4),
+                  poem::emu::Site{use->file, (int)use->line});
+}
 // Called, by -fsanitize=alignment, where a pointer to a type of this alignment is misaligned: loads of vectors may be split before they are
 // counted.
 struct PointerUse {

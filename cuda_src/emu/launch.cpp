@@ -25,11 +25,14 @@ static void declare(const Argument* arguments, int count) {
   for (int i = 0; m.check && i < count; ++i) {
     const Argument& a = arguments[i];
     const auto low = reinterpret_cast<uintptr_t>(a.pointer);
-    Range r{low, low + a.bytes, (Direction)a.direction, a.name, {a.shape, a.shape + a.rank}, a.element_bits, a.dtype, {}, {}, {}};
+    Range r{low, low + a.bytes, (Direction)a.direction, a.name, {a.shape, a.shape + a.rank}, a.element_bits, a.dtype, {}, {}, {}, {}, {},
+            {}};
     if (r.direction == Direction::write || r.direction == Direction::scratch) r.written.assign(a.bytes, 0);
     if (r.direction != Direction::read && r.direction != Direction::constant) {
       r.writer.assign(a.bytes, 0);
       r.reader.assign(a.bytes, 0);
+      r.write.assign(a.bytes, {});
+      r.read.assign(a.bytes, {});
     }
     m.ranges.push_back(std::move(r));
   }

@@ -158,7 +158,9 @@ struct Range {
   uint32_t element_bits;
   const char* dtype;
   std::vector<uint8_t> written;
-  std::vector<uint32_t> writer, reader;  // the interval that wrote or read a byte; ~0 for several readers
+  std::vector<uint32_t> writer, reader;                       // the interval that wrote or read a byte; ~0 for several readers
+  std::vector<Stamp> write, read;                             // the thread that did so last
+  std::unordered_map<size_t, std::vector<Stamp>> more_reads;  // by others of its block, not ordered before that
 };
 
 enum class Turns : int { fifo, lifo, random };

@@ -31,11 +31,32 @@ RULE(constant_load) {
   out[ME] += load_constant(RIGHT ? in + ME : out + ME);  // constant_load
 }
 RULE(null_pointer) { out[ME] = RIGHT ? in[ME] : *reinterpret_cast<const uint32_t*>(8 * ME); }  // null_pointer
+RULE(array_bounds) {
+  uint32_t own[4];
+  for (int i = 0; i < (RIGHT ? 4 : 5); ++i) own[i] = in[ME] + i;  // array_bounds
+  out[ME] = own[in[ME] % 4];
+}
+// Threads of one block see each other's writes after a barrier.
+RULE(global_writes_apart) { out[RIGHT ? ME : ME ^ ME % 2] = in[ME]; }  // global_writes_apart
+RULE(global_barrier) {
+  out[ME] = in[ME];  // global_barrier
+  if (RIGHT) __syncthreads();
+  const uint32_t other = out[ME ^ 1];
+  __syncthreads();
+  out[ME] = other;
+}
+RULE(global_barrier_before_reuse) {
+  out[ME] = in[ME];
+  __syncthreads();
+  const uint32_t first = out[ME - threadIdx.x];
+  if (RIGHT) __syncthreads();
+  out[ME] = first;  // global_barrier_before_reuse
+}
 // Two blocks. A block may not use what the other one writes,
 RULE(blocks_write_apart) { out[RIGHT ? ME : threadIdx.x] = in[ME]; }  // blocks_write_apart
 RULE(blocks_read_apart) {
   out[ME] = in[ME];
-  if (!RIGHT) count[7] = out[threadIdx.x];  // blocks_read_apart
+  if (!RIGHT && threadIdx.x == 0) count[7] = out[0];  // blocks_read_apart
 }
 // unless it learned of it: the last block to arrive adds up what all wrote.
 RULE(last_block) {
@@ -60,7 +81,7 @@ RULE(last_block_by_acquire) {
   __syncthreads();
   if (threadIdx.x == 0) arrived[0] = RIGHT ? atomic_add_acq_rel(count, 1) : atomicAdd(count, 1u);
   __syncthreads();
-  if (arrived[0] == gridDim.x - 1) count[1 + threadIdx.x % 4] = out[ME ^ 128];  // last_block_by_acquire
+  if (arrived[0] == gridDim.x - 1 && threadIdx.x < 4) count[1 + threadIdx.x] = out[ME ^ 128];  // last_block_by_acquire
 }
 RULE(published_flag) {
   POEM_SHARED(uint32_t, seen, [1]);
@@ -111,7 +132,8 @@ RULE(shared_written_first) {
 }
 RULE(shared_bounds) {
   POEM_SHARED(uint32_t, words, [128]);
-  words[threadIdx.x + (RIGHT ? 0 : 1)] = in[ME];  // shared_bounds
+  uint32_t* const first = words;
+  first[threadIdx.x + (RIGHT ? 0 : 1)] = in[ME];  // shared_bounds
   out[ME] = 0;
 }
 RULE(shared_bytes_apart) {
@@ -301,7 +323,7 @@ RULE(cluster_exit) {
   else out[ME] = 0;
   if (RIGHT) cluster_sync();
   __syncthreads();
-  if (!RIGHT) count[1 + cluster_rank()] = cluster_pointer(words, cluster_rank() ^ 1)[threadIdx.x];  // cluster_exit
+  if (!RIGHT && threadIdx.x == 0) count[1 + cluster_rank()] = cluster_pointer(words, cluster_rank() ^ 1)[0];  // cluster_exit
 }
 RULE(remote_arrival) {
   POEM_SHARED(uint64_t, bar, [1]);
