@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.isolated import Judged, Pass, run_isolated
-from conformance.metrics import ulp_distance
+from conformance.metrics import scaled_ulps
 from conformance.strategies import FLAVOURS, Build, Strategy, strategies
 from poem.dtypes.leaves import STORAGE
 from poem.dtypes.tensor import Tensor
@@ -70,13 +70,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How far an example's results are from the exact ones: the largest fraction of a bound and the most ulps of the result's dtype.
+    """How far an example's results are from the exact ones: the largest fraction of a bound, and the most units in the last place of the
+    result's dtype (`metrics.scaled_ulps`).
 
     judged: the result where the fraction is largest. fault: in words, "" if all is well.
     """
 
     fraction: float
-    ulps: int
+    ulps: float
     judged: Judged | None
     fault: str = ""
 
@@ -120,7 +121,7 @@ def judge(found: Example, session: "Session | None") -> Outcome:
         judged = run_isolated(found.graph, found.weights, session, found.passes)
     worst = max(judged, key=lambda item: item.distance.fraction, default=None)
     if worst is None:
-        return Outcome(0.0, 0, None)
+        return Outcome(0.0, 0.0, None)
     ulps = max(_ulps(found.graph, item) for item in judged)
     if not worst.distance.agrees:
         return Outcome(worst.distance.fraction, ulps, worst, f"{worst.what} is past its bound: {worst.reason}")
@@ -165,7 +166,7 @@ def _dtype(graph: Graph, item: Judged) -> str:
     return dtypes[0] if len(dtypes) == 1 else "f32"
 
 
-def _ulps(graph: Graph, item: Judged) -> int:
-    if not item.got.size or item.want.dtype.kind != "f":
-        return 0
-    return int(ulp_distance(item.got, item.want, _dtype(graph, item)).max())
+def _ulps(graph: Graph, item: Judged) -> float:
+    if item.want.dtype.kind != "f" or item.want.ndim != 2:
+        return 0.0
+    return scaled_ulps(item.got, item.want, _dtype(graph, item))

@@ -23,13 +23,14 @@ def _operands(b: Build, outer: tuple[int, ...] = OUTER) -> tuple[Value, Weight]:
     return b.value(k), b.weight(b.pick(*outer), k, dtype=b.weights or b.dtype)
 
 
-@strategy("linear.matmul", "linear.lm_head", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
-def product(b: Build) -> None:
-    x, w = _operands(b)
-    if b.pick(True, False):
-        b.call("linear.matmul", x, w, out=b.pick(None, Dtype("f32")))
-    else:
-        b.call("linear.lm_head", x, w)
+@strategy("linear.matmul", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+def matmul(b: Build) -> None:
+    b.call("linear.matmul", *_operands(b), out=b.pick(None, Dtype("f32")))
+
+
+@strategy("linear.lm_head", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+def lm_head(b: Build) -> None:
+    b.call("linear.lm_head", *_operands(b))
 
 
 @strategy("matmul_glu", weights=("", *QUANTISED))
@@ -71,7 +72,12 @@ def gelu_tanh(b: Build) -> None:
     b.call("linear.gelu_tanh", b.value(b.pick(8, 13, 100)))
 
 
-@strategy("linear.group_routes", "linear.matmul_grouped", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+@strategy("linear.group_routes", exact=True, flavours=("normal",))
+def group_routes(b: Build) -> None:
+    b.call("linear.group_routes", b.value(b.pick(8, 5)), b.pick(2, 3))
+
+
+@strategy("linear.matmul_grouped", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
 def matmul_grouped(b: Build) -> None:
     groups, k = b.pick(2, 3), b.pick(*INNER[:3])
     x, outer = b.value(groups * k), b.pick(8, 5) if not b.weights.startswith("e4m3tile") else 128

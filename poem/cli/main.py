@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "check": "compare a model with its golden or with the original",
     "trace": "print the graph of a deployment",
     "plan": "print what a GPU is asked to do in one pass",
+    "conformance": "try random examples of every op on devices, against exact results",
     "import": "turn a checkpoint into a .zt file",
     "run": "generate text",
     "inspect": "list the tensors of a checkpoint or .zt file",
