@@ -117,7 +117,7 @@ def scatter_rows(b: Build) -> None:
 def grid_taps(b: Build) -> None:
     """Images of a few patches; positions, sizes and bounds belong together."""
     side, kind = b.pick(4, 1, 7), b.pick("bilinear", "axes")
-    grids = [[[int(b.random.integers(1, 3)), *map(int, b.random.integers(1, 6, 2))] for _ in counts] for counts in b.batch]
+    grids = [[[int(b.random.integers(1, 3)), *map(int, b.random.integers(1, 8, 2))] for _ in counts] for counts in b.batch]
     patches = [[place for grid in images for place in np.ndindex(*grid)] for images in grids]
     ends = [np.cumsum([0, *(int(np.prod(grid)) for grid in images)]) for images in grids]
     positions, sizes, bounds = (
