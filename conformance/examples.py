@@ -122,12 +122,12 @@ def judge(found: Example, session: "Session | None") -> Outcome:
     worst = max(judged, key=lambda item: item.distance.fraction, default=None)
     if worst is None:
         return Outcome(0.0, 0.0, None)
-    ulps = max(_ulps(found.graph, item) for item in judged)
+    ulps = max(map(_ulps, judged))
     if not worst.distance.agrees:
         return Outcome(worst.distance.fraction, ulps, worst, f"{worst.what} is past its bound: {worst.reason}")
     if found.exact:
         for item in judged:
-            if not np.array_equal(item.got.astype(np.float32), rounded(item.want, _dtype(found.graph, item))):
+            if not np.array_equal(item.got.astype(np.float32), rounded(item.want, item.dtype)):
                 return Outcome(np.inf, ulps, item, f"{item.what} is not the exact result, rounded once")
     return Outcome(worst.distance.fraction, ulps, worst)
 
@@ -158,15 +158,5 @@ def rounded(want: np.ndarray, dtype: str) -> np.ndarray:
         return want.astype(STORAGE[dtype]).astype(np.float32)
 
 
-def _dtype(graph: Graph, item: Judged) -> str:
-    """The dtype of a result; of cells, as they are read, f32."""
-    node = graph.nodes[item.node]
-    types = [graph.values[id].type for id in node.results]
-    dtypes = [type.dtype for type in types if type is not None and type.dtype in ("bf16", "f16", "f32")]
-    return dtypes[0] if len(dtypes) == 1 else "f32"
-
-
-def _ulps(graph: Graph, item: Judged) -> float:
-    if item.want.dtype.kind != "f" or item.want.ndim != 2:
-        return 0.0
-    return scaled_ulps(item.got, item.want, _dtype(graph, item))
+def _ulps(item: Judged) -> float:
+    return scaled_ulps(item.got, item.want, item.dtype) if item.want.dtype.kind == "f" and item.want.ndim == 2 else 0.0

@@ -39,6 +39,7 @@ class Judged:
 
     step: its number in the plan. node: the op whose result it is. nodes: all that the launch stands for. kernels: what ran. what: the
     result, in words. want is the exact result on the interpreter's operands. reason: what most of the bound comes from, if it is passed.
+    dtype: of the result; of cells as they are read, f32.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Judged:
     want: np.ndarray
     bound: np.ndarray
     reason: str
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +204,13 @@ def _judge_pass(
         else:
             blurred = takes_infinity_for_nan(graph, node, kernels)
             found = [_judge(graph, node, operands, i, got, exact, bounds, blurred) for i, id in enumerate(node.results) if id in got]
-        judged += [Judged(number, node.id, nodes, kernels, what, distance, *arrays, reason) for what, distance, arrays, reason in found]
+        judged += [Judged(number, node.id, nodes, kernels, what, distance, *arrays, *rest) for what, distance, arrays, *rest in found]
         results = zip(node.results, bounds, strict=True)
         operands.keep(node, [native[id] if id in shown else Running(ARITHMETIC, native[id], 2.0 * bound.error) for id, bound in results])
     return sorted(judged, key=lambda item: (item.step, item.node))
 
 
-Found = tuple[str, Distance, tuple[np.ndarray, np.ndarray, np.ndarray], str]
+Found = tuple[str, Distance, tuple[np.ndarray, np.ndarray, np.ndarray], str, str]
 
 
 def _judge(
@@ -229,7 +231,7 @@ def _judge(
     if not distance.agrees:
         reason = operands.reason(node, [exact[id] for id in node.results], which, distance.index) if want.dtype.kind == "f" else "integers"
     what = f"result {which} of ops.{node.op}" if len(node.results) > 1 else f"the result of ops.{node.op}"
-    return what, distance, (mine, want, bound), reason
+    return what, distance, (mine, want, bound), reason, type.dtype if type is not None else ""
 
 
 def _judge_cells(
@@ -248,7 +250,7 @@ def _judge_cells(
             read = Cells([(value,)], dtype if cast else "", (float(scale[plane]),)).read(0, 0, NATIVE if cast else ARITHMETIC)
             want, bound, reason = value.value, np.broadcast_to(read.error, want.shape), "the launch's own operand and its cast"
         distance = measure(codes, want, bound)
-        found.append((f"plane {plane} of the cells of ops.{node.op}", distance, (codes, want, bound), reason))
+        found.append((f"plane {plane} of the cells of ops.{node.op}", distance, (codes, want, bound), reason, "f32"))
     return found
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from cupy_backend.errors import KernelError
 from poem.errors import UsageError
 
 INTERPRETER = "interp"
+ORDERS: tuple[Literal["fifo", "lifo", "random"], ...] = ("fifo", "lifo", "random")
+TIMINGS: tuple[Literal["late", "early", "random"], ...] = ("late", "early", "random")
 DEVICES = (INTERPRETER, "emu", "emu-fast", "cuda")
 Progress = Callable[[int, int, str], None]  # seconds that are over, seconds in all, what is at work
 SHRINKING = 60.0  # seconds at most that a failing example is made simpler
@@ -215,8 +217,7 @@ class _Devices:
             from cupy_backend.emulator import EmulatedDevice, Schedule
 
             assert isinstance(device, EmulatedDevice)
-            orders, timings = ("fifo", "lifo", "random"), ("late", "early", "random")
-            device.schedule = Schedule(orders[seed % 3], timings[seed // 3 % 3], seed + 1)
+            device.schedule = Schedule(ORDERS[seed % 3], TIMINGS[seed // 3 % 3], seed + 1)
         return device
 
 

@@ -1,5 +1,7 @@
 """Examples of ops.linear, and of the patterns that put products into one launch with what follows."""
 
+from typing import Any
+
 import numpy as np
 
 from conformance.strategies.build import Build
@@ -11,7 +13,7 @@ from poem.ops.operands import Value, Weight
 INNER = (128, 64, 192, 1024, 1088)
 ODD_INNER = (1040, 40)
 OUTER = (16, 8, 24, 136, 5, 1)
-GLU_FORMS = (
+GLU_FORMS: tuple[dict[str, Any], ...] = (
     {}, {"act": "gelu_tanh"}, {"act": "gelu"}, {"limit": 0.5}, {"limit": 0.75, "alpha": 1.702}, {"act": "situ", "beta": 2.0},
     {"act": "situ", "beta": 2.0, "up_cap": 1.0},
 )  # fmt: skip
