@@ -67,10 +67,11 @@ def prefill(b: Build) -> None:
 
 @strategy("rope_append", flavours=FLAVOURS)
 def rope_append(b: Build) -> None:
-    """Keys and queries turned, keys and values stored, and attention over what was stored."""
+    """Keys and queries turned, keys and values stored, and attention over what was stored. Values come from an op, as the pattern asks."""
     head_dim, (heads, kv_heads) = b.pick(*HEAD_DIMS[:3]), b.pick(*GROUPS[:3])
     q, k, v = (b.value(count * head_dim) for count in (heads, kv_heads, kv_heads))
     width = kv_heads * head_dim
+    v = b.call("elemwise.add_bias", b.gain(width), v)
     cells = b.kv([width, width], head_dim, b.pick(*CACHES[b.dtype]))
     q, k = b.call("elemwise.rope", q, k, b.positions(), head_dim, 10000.0)
     b.call("attn.kv_append", k, v, cells)
