@@ -31,7 +31,8 @@ class Session:
 
     graph: any Graph. weights: `Tensor`s by weight name. device: where launches run. options: how plans are made. page_size: cells of a
     cache page. padded: serve passes by plans for the next power of two of rows and sequences, and capture those that decode: a
-    CUDA graph for each bucket.
+    CUDA graph for each bucket. planes: those of weights that are on the device already, by the names that plans give them (`Stored`);
+    `weights` is not asked for them.
     Raises KernelError (`kernel.unsupported`) for what no kernel serves, at its .poem line, and PoemError (`run.weight`) for a weight
     that is missing or not what the graph wants.
     """
@@ -45,6 +46,7 @@ class Session:
         options: Options | None = None,
         page_size: int = 16,
         padded: bool = False,
+        planes: Mapping[str, Memory] | None = None,
     ) -> None:
         if page_size < 1:
             raise PoemError("run.page-size", "a page holds at least one cell", phase="run", found=str(page_size))
@@ -54,7 +56,7 @@ class Session:
         self._page_size = page_size
         self._tables = [PageTable(page_size, space.window) for space in graph.spaces]
         self._pages = [0] * len(graph.spaces)  # physical pages there is memory for
-        self._memory: dict[str, Memory] = {}
+        self._memory: dict[str, Memory] = dict(planes or {})
         self._plans: dict[Bucket, Plan] = {}
         self._captured: dict[Bucket, tuple[Memory, Callable[[], None]]] = {}  # the inputs they read, and the launches
         self._lengths: dict[int, int] = {}
