@@ -1,0 +1,104 @@
+"""Every op and every pattern has a strategy, whose examples are valid, named, repeatable, and exact where they say so."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from conformance.examples import Case, Example, example, judge
+from conformance.strategies import FLAVOURS, Build, Strategy, strategies
+from cupy_backend.plan.patterns import PATTERNS, grouped
+from interp.session import find_op
+from poem.errors import UsageError
+from poem.ops import REGISTRY
+
+STRATEGIES = pytest.mark.parametrize("strategy", strategies().values(), ids=strategies())
+PATTERN_NAMES = {pattern.name for pattern in PATTERNS}
+
+
+def simplest(case: Case) -> Example:
+    return example(case, pick=lambda count: 0)
+
+
+def cases(strategy: Strategy, seed: int = 0) -> Iterator[Case]:
+    """One of each dtype, of values and of weights, and flavour."""
+    for dtype in strategy.dtypes:
+        for weights in strategy.weights:
+            for flavour in strategy.flavours:
+                yield Case(strategy.name, dtype, weights, flavour, seed)
+
+
+def test_every_op_of_the_interpreter_and_every_pattern_of_the_planner_has_a_strategy_and_nothing_else_has() -> None:
+    assert set(strategies()) == {op for op in REGISTRY if find_op(op) is not None} | PATTERN_NAMES
+
+
+@STRATEGIES
+def test_every_strategy_makes_a_graph_of_what_it_is_named_for(strategy: Strategy) -> None:
+    for case in cases(strategy):
+        graph = simplest(case).graph
+        if strategy.name in PATTERN_NAMES:
+            assert strategy.name in {group.pattern for group in grouped(graph)}, case
+        else:
+            assert strategy.name in {node.op for node in graph.nodes}, case
+
+
+@STRATEGIES
+def test_the_interpreter_is_within_the_bounds_of_every_flavour(strategy: Strategy) -> None:
+    for seed, flavour in enumerate(strategy.flavours):
+        case = Case(strategy.name, strategy.dtypes[seed % len(strategy.dtypes)], strategy.weights[0], flavour, seed)
+        for made in (simplest(case), example(case)):
+            outcome = judge(made, None)
+            assert not outcome.fault, f"{case} with picks {made.picks}: {outcome.fault}, at {outcome.fraction} of the bound"
+
+
+@STRATEGIES
+def test_small_integers_come_out_exact_where_a_strategy_says_so(strategy: Strategy) -> None:
+    for weights in strategy.exact:
+        for seed, dtype in enumerate(strategy.dtypes):
+            made = example(Case(strategy.name, dtype, weights, "integers", seed))
+            assert made.exact
+            assert not judge(made, None).fault, f"{made.case} with picks {made.picks}"
+
+
+@STRATEGIES
+def test_the_name_of_an_example_reads_back(strategy: Strategy) -> None:
+    for case in cases(strategy, seed=17):
+        picked = Case(case.strategy, case.dtype, case.weights, case.flavour, case.seed, (1, 0, 12))
+        for named in (case, picked):
+            assert Case.of(str(named)) == named
+
+
+@pytest.mark.parametrize("text", ["linear.matmul", "linear.x:bf16:-:normal:1", "linear.matmul:i32:-:normal:1", "linear.matmul:bf16:-:odd:1"])
+def test_other_names_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="names no example"):
+        Case.of(text)
+
+
+def bits(made: Example) -> list[object]:
+    """All that an example is made of."""
+    weights = [(name, path, plane.tobytes()) for name, tensor in made.weights.items() for path, plane in tensor.planes.items()]
+    inputs = [(name, array.dtype, array.shape, array.tobytes()) for pass_ in made.passes for name, array in pass_.inputs.items()]
+    batches = [pass_.batch for pass_ in made.passes]
+    return [made.graph, weights, inputs, batches, made.page_size, made.fuse, made.batch_invariant, made.padded, made.picks]
+
+
+@STRATEGIES
+def test_a_case_makes_the_same_example_again_and_so_do_its_picks(strategy: Strategy) -> None:
+    case = Case(strategy.name, strategy.dtypes[0], strategy.weights[-1], strategy.flavours[-1], 5)
+    made = example(case)
+    assert bits(example(case)) == bits(made)
+    assert bits(example(Case(case.strategy, case.dtype, case.weights, case.flavour, case.seed, made.picks))) == bits(made)
+    other = example(Case(case.strategy, case.dtype, case.weights, case.flavour, 6))
+    assert bits(other) != bits(made), "another seed makes another example"
+
+
+def test_flavours_are_what_they_are_called() -> None:
+    made = {flavour: Build(lambda count: 0, 4, "f32", "", flavour).numbers(64, 101) for flavour in FLAVOURS}
+    assert np.isnan(made["special"]).any()
+    assert np.isinf(made["special"]).any()
+    assert all(np.isfinite(values).all() for flavour, values in made.items() if flavour != "special")
+    assert (made["integers"] == np.round(made["integers"])).all()
+    for flavour, scale in (("normal", 1.0), ("huge", 2.0**40), ("tiny", 2.0**-60)):
+        assert 0.5 < np.median(np.abs(made[flavour])) / scale < 1.0
+    sums = made["cancelling"][:, :100].reshape(64, 50, 2).sum(-1)
+    assert 0.5 < np.mean(sums == 0.0) < 1.0
