@@ -37,6 +37,11 @@ class Scores(NamedTuple):
     row_scale: np.ndarray | None = None
     sinks: np.ndarray | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a score is no more than `sm_scale <q, k>`."""
+        return self.softcap is None and self.bias is None and self.row_scale is None and self.sinks is None
+
 
 def key_block(numeric: Numeric) -> int:
     """Cells in a block of keys; 0 where blocks are not needed."""
@@ -58,6 +63,8 @@ def attention(
     if rows <= group and not block and len(k):
         first, stop = scores.span(slice(0, rows))
         cells = slice(first - origin, stop - origin)
+        if rows == 1 and scores.is_plain and not want_lse and scores.allowed(slice(0, 1), first, stop) is None:
+            return _plain_row(q, k[cells], v[cells], numeric.real(scores.sm_scale)), None
         return _group(numeric, q, k[cells], v[cells], scores, slice(0, rows), first, stop, want_lse)
     o: np.ndarray = np.zeros((rows, heads, v.shape[2]), numeric.real)
     lse: np.ndarray | None = np.full((rows, heads), -np.inf, numeric.real) if want_lse else None
@@ -76,6 +83,17 @@ def attention(
         if lse is not None:
             lse[part] = sums
     return o, lse
+
+
+def _plain_row(q: np.ndarray, k: np.ndarray, v: np.ndarray, sm_scale: np.floating) -> np.ndarray:
+    """What `_group` computes for one row with plain scores that sees every cell: decoding, in as few calls as it takes."""
+    _, heads, width = q.shape
+    key_heads = k.shape[1]
+    query = (q * sm_scale).reshape(key_heads, heads // key_heads, width)
+    s = np.matmul(query, k.transpose(1, 2, 0))
+    weights = np.exp(s - np.maximum.reduce(s, axis=2, keepdims=True))
+    o = np.matmul(weights, v.transpose(1, 0, 2)) / np.add.reduce(weights, axis=2, keepdims=True)
+    return o.reshape(1, heads, -1)
 
 
 def _group(
@@ -117,18 +135,17 @@ def _group(
         hidden = ~allowed.reshape(rows, blocks, size).transpose(1, 0, 2)[:, :, None, :]
         np.copyto(s, -np.inf, where=hidden)
 
-    largest = s.max(axis=4)
-    largest = largest[:, 0] if blocks == 1 else largest.max(axis=1)
+    largest = np.maximum.reduce(s, axis=4)
+    largest = largest[:, 0] if blocks == 1 else np.maximum.reduce(largest, axis=1)
     if scores.sinks is not None:
         sinks = scores.sinks[part] if len(scores.sinks) > 1 else scores.sinks
         sinks = sinks.reshape(-1, key_heads, shared).transpose(1, 0, 2)
         largest = np.maximum(largest, sinks)
-    if allowed is not None:
-        largest = np.where(largest == -np.inf, real(0), largest)
+    largest = np.where(largest == -np.inf, real(0), largest)  # scores of -inf alone, visible or not, sum to 0
     s -= largest[:, None, :, :, None]
     weights = np.exp(s, out=s)
 
-    summed = _in_order(weights.sum(axis=4))
+    summed = _in_order(np.add.reduce(weights, axis=4))
     total = _weighted(numeric, weights, values, allowed)
     lse = None
     if want_lse:

@@ -44,9 +44,8 @@ class KvRow:
         for plane in self.planes:
             plane[pages] = 0
 
-    def append(self, pages: np.ndarray, offsets: np.ndarray, values: Sequence[np.ndarray], dtypes: Sequence[str]) -> None:
-        """Store row t of `values`, one [N, width] array of a dtype a plane, at cell (pages[t], offsets[t])."""
-        slots = pages * self.page_size + offsets
+    def append(self, slots: slice | np.ndarray, values: Sequence[np.ndarray], dtypes: Sequence[str]) -> None:
+        """Store row t of `values`, one [N, width] array of a dtype a plane, at the t-th of `slots`, cells counted from page 0 on."""
         for plane, value, scale, dtype in zip(self.planes, values, self._scales, dtypes, strict=True):
             plane.reshape(-1, plane.shape[2])[slots] = self._stored(value, scale, dtype)
         self.written.reshape(-1)[slots] = True

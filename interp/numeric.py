@@ -8,7 +8,7 @@ Settings. Reference: the result of a row is bitwise the same whatever other rows
 quicker BLAS calls that differ in the last bits of float32.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ Mode = Literal["native", "exact"]
 Setting = Literal["reference", "fast"]
 Real = type[np.float32] | type[np.float64]
 
+FLOAT32 = np.dtype(np.float32)
 # A BLAS may sum a row in another order when there are more rows, or when the row is at another place. Products of tiles of
 # one fixed size, the last one padded, leave only the place; the first of these sizes whose places agree is taken.
 ROW_TILES = (16, 8, 4, 2)
@@ -29,13 +30,14 @@ class Numeric:
     real: np.float32 or np.float64, the type of every float array. exact, fast, casts: what the session was made with.
     """
 
-    __slots__ = ("_tiles", "casts", "exact", "fast", "real")
+    __slots__ = ("_real", "_tiles", "casts", "exact", "fast", "real")
 
     def __init__(self, mode: Mode = "native", setting: Setting = "reference", casts: bool = False) -> None:
         self.exact = mode == "exact"
         self.fast = setting == "fast"
         self.casts = casts or not self.exact
         self.real: Real = np.float64 if self.exact else np.float32
+        self._real: np.dtype[Any] = np.dtype(self.real)
         self._tiles: dict[tuple[int, int], int] = {}
 
     def round(self, array: np.ndarray, word: str) -> np.ndarray:
@@ -46,10 +48,11 @@ class Numeric:
 
     def cast(self, array: np.ndarray, word: str) -> np.ndarray:
         """`array` rounded through float32 to the float dtype `word`, in either mode, as an array of `real`."""
-        array = array.astype(np.float32, copy=False)
+        if array.dtype is not FLOAT32:
+            array = array.astype(FLOAT32)
         if word != "f32":
             array = array.astype(STORAGE[word])
-        return array.astype(self.real, copy=False)
+        return array.astype(self._real, copy=False)
 
     def matmul(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         """`x @ w^T` over the last two axes: x [..., N, K], w [..., M, K] -> [..., N, M]; leading axes broadcast.

@@ -23,19 +23,16 @@ Observer = Callable[[Node, tuple[np.ndarray, ...]], tuple[np.ndarray, ...] | Non
 WEIGHT_MEMORY = {"reference": 1 << 30, "fast": 6 << 30}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Step:
-    """A node, ready to run: its function, the arguments known beforehand, and where the others come from."""
+    """A node, ready to run. Whatever it reads has a place in the table of a pass: values, weights and attributes alike."""
 
     node: Node
-    results: tuple[int, ...]
     call: Call
     function: Callable[..., Any]
-    known: dict[str, Any]
-    values: tuple[tuple[str, int], ...]
-    lists: tuple[tuple[str, tuple[int, ...]], ...]
-    inputs: tuple[str, ...]
-    words: tuple[str | None, ...]  # for each result: a float's dtype, if it is to be rounded; "ids" for a list of integers
+    arguments: tuple[int, ...]  # places, in the order of the function's parameters
+    lists: tuple[tuple[int, tuple[int, ...]], ...]  # places to fill with lists of what is at other places
+    results: tuple[tuple[int, str | None], ...]  # places, and a float's dtype, if it is to be rounded; "ids" for a list of integers
     last_uses: tuple[int, ...]
 
 
@@ -72,6 +69,8 @@ class Session:
         self._caches: list[KvRow | StateSlab] = [self._memory(cache, page_size) for cache in graph.caches]
         self._lengths: dict[int, int] = {}
         self._next = 0
+        self._table: list[Any] = [None] * len(graph.values)  # of a pass that has not begun: after the values, what all passes share
+        self._pass_place = self._place(None)
         self._steps = self._prepare()
 
     # -- sequences -----------------------------------------------------------------------------
@@ -131,32 +130,27 @@ class Session:
 
     # -- inside --------------------------------------------------------------------------------
     def _run_steps(self, pass_: Geometry, observe: Observer | None, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        numeric = self.numeric
-        values: list[Any] = [None] * len(self.graph.values)
+        values = self._table.copy()
+        values[self._pass_place] = pass_
         for input_ in self.graph.inputs:
             values[input_.value] = self._input(input_, pass_, given)
         memo: dict[Any, Any] = {}
+        read, rounded = values.__getitem__, self.numeric.round
         for step in self._steps:
-            arguments = dict(step.known)
-            for name, id in step.values:
-                arguments[name] = values[id]
-            for name, ids in step.lists:
-                arguments[name] = [values[id] for id in ids]
-            for name in step.inputs:
-                arguments[name] = pass_
-            step.call.batch, step.call.memo = pass_, memo
-            found = step.function(step.call, **arguments)
+            call = step.call
+            call.batch, call.memo = pass_, memo
+            for place, members in step.lists:
+                values[place] = [values[member] for member in members]
+            found = step.function(call, *map(read, step.arguments))
             results = found if type(found) is tuple else () if found is None else (found,)
-            rounded = [
-                result if word is None else result.reshape(-1) if word == "ids" else numeric.round(result, word)
-                for result, word in zip(results, step.words, strict=True)
-            ]
+            for (place, word), result in zip(step.results, results, strict=True):
+                values[place] = result if word is None else result.reshape(-1) if word == "ids" else rounded(result, word)
             if observe is not None:
-                rounded = list(observe(step.node, tuple(rounded)) or rounded)
-            for id, result in zip(step.results, rounded, strict=True):
-                values[id] = result
-            for id in step.last_uses:
-                values[id] = None
+                seen = tuple(values[place] for place, _ in step.results)
+                for (place, _), result in zip(step.results, observe(step.node, seen) or seen, strict=True):
+                    values[place] = result
+            for place in step.last_uses:
+                values[place] = None
         return {output.name: values[output.value] for output in self.graph.outputs}
 
     def _reserve(self, sequence: int, length: int) -> None:
@@ -193,22 +187,24 @@ class Session:
         function = find_op(node.op)
         assert function is not None
         call = Call(self.graph, node, self.numeric, self._store, self._caches)
-        step = _Step(node, node.results, call, function, dict(node.attributes), (), (), (), (), last_uses)
-        values, lists, inputs = [], [], []
+        places = {name: self._place(value) for name, value in node.attributes.items()}
+        lists = []
         for name, operand in node.operands.items():
-            if operand is None:
-                step.known[name] = None
-            elif isinstance(operand, list):
-                lists.append((name, tuple(ref.id for ref in operand)))
+            if isinstance(operand, list):
+                places[name] = self._place(None)
+                lists.append((places[name], tuple(ref.id for ref in operand)))
+            elif operand is None:
+                places[name] = self._place(None)
             elif operand.kind == "value":
-                values.append((name, operand.id))
+                places[name] = operand.id
             elif operand.kind == "param":
-                step.known[name] = self._store.tensor(self.graph.params[operand.id])
+                places[name] = self._place(self._store.tensor(self.graph.params[operand.id]))
             elif operand.kind == "cache":
-                step.known[name] = self.graph.caches[operand.id]
+                places[name] = self._place(self.graph.caches[operand.id])
             else:
-                inputs.append(name)
-        step.values, step.lists, step.inputs = tuple(values), tuple(lists), tuple(inputs)
+                places[name] = self._pass_place
+        parameters = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+        assert set(parameters) == places.keys(), f"{node.op} takes {sorted(places)}, its function {parameters}"
         copied = _only_copies(node.op)
         words = [
             None if type is None or (copied and type.dtype in FLOATS)
@@ -216,8 +212,15 @@ class Session:
             else "ids" if type.width == 1 else None
             for type in call.results
         ]  # fmt: skip
-        step.words = tuple(words)
-        return step
+        return _Step(
+            node, call, function, tuple(places[name] for name in parameters), tuple(lists),
+            tuple(zip(node.results, words, strict=True)), (*last_uses, *(place for place, _ in lists)),
+        )  # fmt: skip
+
+    def _place(self, value: Any) -> int:
+        """A new place in the table of every pass, which holds `value`."""
+        self._table.append(value)
+        return len(self._table) - 1
 
     def _input(self, input_: Input, pass_: Geometry, given: Mapping[str, np.ndarray]) -> Any:
         """The value of a graph input in one pass."""

@@ -122,6 +122,14 @@ class Pages:
     write_page: np.ndarray
     write_offset: np.ndarray
 
+    @cached_property
+    def write_slots(self) -> slice | np.ndarray:
+        """The cell of each new row, counted from cell 0 of page 0; a slice where they follow one another."""
+        slots = self.write_page * self.page_size + self.write_offset
+        if len(slots) and np.count_nonzero(slots[1:] - slots[:-1] != 1) == 0:
+            return slice(int(slots[0]), int(slots[0]) + len(slots))
+        return slots
+
     def of_lane(self, lane: int) -> np.ndarray:
         """The physical pages of one lane, in order of its cells."""
         return self.indices[self.indptr[lane] : self.indptr[lane + 1]]

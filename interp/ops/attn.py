@@ -43,8 +43,8 @@ def attend(
     pages = inputs.pages[cache.space]
     heads = q.shape[1] // head_dim
     value_width = cache.planes[-1] // kv_heads
-    o = np.empty((len(q), heads * value_width), real)
-    sums = np.empty((len(q), heads), real) if lse else None
+    parts: list[np.ndarray] = []
+    sums: list[np.ndarray] = []
     sink_rows = None if sinks is None else call.weight(sinks).reshape(-1, heads).astype(real, copy=False)
     row_scale = None if log_scaling is None else _log_scaling(inputs.positions, log_scaling, real)
     block = key_block(call.numeric)
@@ -59,7 +59,7 @@ def attend(
         if block:
             first = first // block * block
         planes, written = row.read(pages, lane, first, stop)
-        if not written.all():
+        if np.count_nonzero(written) < len(written):
             _refuse_unwritten(call, visible, written, first, start)
         k, v = planes[0], planes[-1]
         scores = Scores(
@@ -72,10 +72,16 @@ def attend(
             call.numeric, q[start:end].reshape(end - start, heads, head_dim),
             k.reshape(len(k), kv_heads, head_dim), v.reshape(len(v), kv_heads, value_width), scores, first, lse,
         )  # fmt: skip
-        o[start:end] = result.reshape(end - start, -1)
-        if sums is not None:
-            sums[start:end] = summed
-    return o if sums is None else (o, sums)
+        parts.append(result.reshape(end - start, heads * value_width))
+        if summed is not None:
+            sums.append(summed)
+    o = _joined(parts, heads * value_width, real)
+    return (o, _joined(sums, heads, real)) if lse else o
+
+
+def _joined(parts: list[np.ndarray], width: int, real: type) -> np.ndarray:
+    """The rows of all lanes, in order."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, width), real), *parts])
 
 
 class Visible:
@@ -222,7 +228,7 @@ def append(call: Call, cache: Cache, values: dict[str, np.ndarray], write_page: 
     dtypes = [call.dtype(name) for name in values]
     if write_page is None or write_offset is None:
         pages = call.batch.pages[cache.space]
-        row.append(pages.write_page, pages.write_offset, list(values.values()), dtypes)
+        row.append(pages.write_slots, list(values.values()), dtypes)
         return
     kept = np.flatnonzero((write_offset >= 0) & (write_offset < row.page_size))
     pages_named, offsets = write_page[kept], write_offset[kept]
@@ -234,7 +240,7 @@ def append(call: Call, cache: Cache, values: dict[str, np.ndarray], write_page: 
     if len(firsts) < len(slots):
         again = np.setdiff1d(np.arange(len(slots)), firsts)[0]
         raise call.error("run.slot-twice", f"slot ({pages_named[again]}, {offsets[again]}) is written twice", row=int(kept[again]))
-    row.append(pages_named, offsets, [value[kept] for value in values.values()], dtypes)
+    row.append(slots, [value[kept] for value in values.values()], dtypes)
 
 
 def logit_softcap(call: Call, x: np.ndarray, cap: float) -> np.ndarray:

@@ -27,4 +27,5 @@ def embed_concat(call: Call, ids: np.ndarray, table: Tensor, vocab: int) -> np.n
 
 
 def _known(ids: np.ndarray, vocab: int) -> np.ndarray:
-    return np.where((ids >= 0) & (ids < vocab), ids, 0)
+    known = ids.astype(np.uint32) < vocab  # negative ids become large ones
+    return ids if np.count_nonzero(known) == known.size else np.where(known, ids, 0)

@@ -9,10 +9,7 @@ from poem.dtypes.tensor import Tensor
 
 def root_mean_square(x: np.ndarray, eps: float) -> np.ndarray:
     """`sqrt(mean(x^2) + eps)` over the last axis, which is kept with extent 1."""
-    mean = np.add.reduce(x * x, axis=-1, keepdims=True)
-    mean /= x.shape[-1]
-    mean += eps
-    return np.sqrt(mean, out=mean)
+    return np.sqrt(np.add.reduce(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
 
 
 def _normed_runs(x: np.ndarray, size: int, eps: float) -> np.ndarray:
@@ -23,9 +20,7 @@ def _normed_runs(x: np.ndarray, size: int, eps: float) -> np.ndarray:
 
 def rmsnorm(call: Call, x: np.ndarray, w: Tensor, eps: float) -> np.ndarray:
     """`x / sqrt(mean(x^2) + eps) * w`, over the whole row."""
-    y = x / root_mean_square(x, eps)
-    y *= call.weight(w)
-    return y
+    return x / root_mean_square(x, eps) * call.weight(w)
 
 
 def rmsnorm_plus_one(call: Call, x: np.ndarray, w: Tensor, eps: float) -> np.ndarray:

@@ -147,7 +147,7 @@ def _tables(
     sections: tuple[int, ...] | None,
     inverse: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of each row's angles, times the attention factor: real [N, 1, pairs]."""
+    """The tables of `turn` for each row's angles, times the attention factor."""
     real: Any = call.numeric.real
     settings = dict(scaling or ())
     frequency = frequencies(theta, rotary, head_dim, form, scaling, sections, settings.get("use") == "long").astype(real)
@@ -160,21 +160,32 @@ def _tables(
         angles = at * np.where(is_long[call.batch.lane_of_row][:, None], long, frequency)
     else:
         angles = at * frequency
-    factor = real(settings.get("attention_factor", 1.0))
+    return turns(angles, real(settings.get("attention_factor", 1.0)), inverse)
+
+
+def turns(angles: np.ndarray, factor: Any = 1, inverse: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """What `turn` multiplies by, from angles [N, pairs] or [N, heads, pairs]: cos [N, 1 or heads, 1, pairs], for both channels of a
+    pair, and sin [N, 1 or heads, 2, pairs], what the first takes of the second (negative) and the second of the first."""
+    angles = angles[:, None, None] if angles.ndim == 2 else angles[:, :, None]
     cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-    return cos[:, None, :], (-sin if inverse else sin)[:, None, :]
+    return cos, np.concatenate([sin, -sin] if inverse else [-sin, sin], axis=2)
 
 
 def turn(x: np.ndarray, head_dim: int, cos: np.ndarray, sin: np.ndarray, pairs: tuple[Pairs, ...]) -> np.ndarray:
-    """Turns the pairs of channels of each head of x by angles whose cos and sin are real [N, 1 or heads, angles]."""
+    """Turns the pairs of channels of each head of x, by the tables of `turns`."""
     heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
-    turned = np.empty_like(heads) if 2 * cos.shape[2] == head_dim else heads.copy()
-    for first, second, angles in pairs:
-        a, b = heads[:, :, first], heads[:, :, second]
-        c, s = cos[:, :, angles], sin[:, :, angles]
-        to_a, to_b = turned[:, :, first], turned[:, :, second]
-        np.multiply(a, c, out=to_a)
-        to_a -= b * s
-        np.multiply(b, c, out=to_b)
-        to_b += a * s
+    turned = np.empty_like(heads) if 2 * cos.shape[3] == head_dim else heads.copy()
+    for pair in pairs:
+        channels = _side_by_side(heads, pair)
+        _side_by_side(turned, pair)[...] = channels * cos[..., pair.angles] + channels[:, :, ::-1] * sin[..., pair.angles]
     return turned.reshape(x.shape)
+
+
+def _side_by_side(heads: np.ndarray, pair: Pairs) -> np.ndarray:
+    """A view of heads [N, heads, D] as [N, heads, 2, pairs]: the first channels, then the second ones."""
+    rows, count, _ = heads.shape
+    first, second = pair.first, pair.second
+    if first.step:  # interleaved
+        return heads[:, :, first.start : second.stop].reshape(rows, count, (second.stop - first.start) // 2, 2).swapaxes(2, 3)
+    apart = second.start - first.start
+    return heads[:, :, first.start : first.start + 2 * apart].reshape(rows, count, 2, apart)[:, :, :, : first.stop - first.start]

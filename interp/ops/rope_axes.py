@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from interp.call import Call
-from interp.ops.rope import Pairs, turn
+from interp.ops.rope import Pairs, turn, turns
 
 
 def rope_axes(
@@ -19,8 +19,7 @@ def rope_axes(
     for axis, (dim, theta) in enumerate(zip(dims[:axes], thetas[:axes], strict=True)):
         frequency = float(theta) ** (-np.arange(0, dim, 2) / max(dim, 1))
         parts.append(positions[:, axis : axis + 1] * frequency.astype(call.numeric.real))
-    angles = np.concatenate(parts, axis=1)[:, None, :]
-    return turn(x, head_dim, np.cos(angles), np.sin(angles), _pairs(dims[:axes], form, rotary_dim))
+    return turn(x, head_dim, *turns(np.concatenate(parts, axis=1)), _pairs(dims[:axes], form, rotary_dim))
 
 
 def _pairs(dims: list[int], form: str, rotary_dim: int) -> tuple[Pairs, ...]:
@@ -50,7 +49,7 @@ def _ladder(call: Call, x: np.ndarray, positions: np.ndarray, dims: list[int], t
     angles = positions[:, axis] * frequency.astype(call.numeric.real)
     angles = angles.reshape(len(x), x.shape[1] // head_dim, head_dim // 2)
     pair = Pairs(slice(0, head_dim // 2), slice(head_dim // 2, head_dim), slice(0, head_dim // 2))
-    turned = turn(x, head_dim, np.cos(angles), np.sin(angles), (pair,))
+    turned = turn(x, head_dim, *turns(angles), (pair,))
     copied = np.repeat((np.arange(slots) < pad).reshape(-1, 1, head_dim // 2), 2, axis=1)
     return np.where(copied.reshape(-1), x, turned)
 
