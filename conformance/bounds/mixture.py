@@ -66,19 +66,28 @@ def moe_weighted_sum(
     """Products of slots with their weights, summed; slots without an expert are skipped."""
     rows, slots = weights.shape
     values = routed.reshape(rows, slots, -1)
-    if bias is not None and routes is not None:
-        values = values + bias[np.maximum(routes, 0)]
-    terms = values * weights.reshape(rows, slots, 1)
-    if routes is not None:
-        terms = terms.where((routes >= 0).reshape(rows, slots, 1))
-    return terms.sum(1).reshape(rows, -1)
+    if routes is None:
+        return _weighted(values, weights, None)
+    return _weighted(values if bias is None else values + _biases(bias, routes, weights), weights, routes)
 
 
 @bound("linear.moe_bias_sum", reduces="sum of {} experts", length=lambda given: given["weights"].shape[-1])
 def moe_bias_sum(a: Arithmetic, exact: Exact, *, x: Running, bias: np.ndarray, routes: np.ndarray, weights: Running) -> Running:
     """x, plus the experts' biases by their weights."""
-    added = (weights.reshape(*routes.shape, 1) * bias[np.maximum(routes, 0)]).where((routes >= 0)[:, :, None])
-    return x + added.sum(1).reshape(*x.shape)
+    return x + _weighted(Running(a, _biases(bias, routes, weights)), weights, routes)
+
+
+def _biases(bias: np.ndarray, routes: np.ndarray, weights: Running) -> np.ndarray:
+    """The bias of each slot's expert, `[rows, slots, D]`."""
+    return bias[np.maximum(routes, 0).reshape(weights.shape)]
+
+
+def _weighted(values: Running, weights: Running, routes: np.ndarray | None) -> Running:
+    """Values `[rows, slots, D]` summed by their weights, without those of slots that have no expert."""
+    terms = values * weights.reshape(*weights.shape, 1)
+    if routes is not None:
+        terms = terms.where(routes.reshape(*weights.shape, 1) >= 0)
+    return terms.sum(1)[:, 0]
 
 
 @bound("linear.moe_sigmoid_gate_add")
