@@ -199,13 +199,24 @@ def representative() -> list[Launch]:
         (4096, "bf16", "bf16", False), (5376, "bf16", "f32", True), (576, "f32", "f32", False), (1001, "f16", "f16", False),
         (65536, "bf16", "bf16", False),
     ]  # fmt: skip
-    for width, dtype, gain, plus_one in rows_of_norms:
-        x, w, out = array("x", rows, width, dtype=dtype), array("w", width, dtype=gain), array("out", rows, width, dtype=dtype)
+    for width, dtype, gain_dtype, plus_one in rows_of_norms:
+        x, w, out = array("x", rows, width, dtype=dtype), array("w", width, dtype=gain_dtype), array("out", rows, width, dtype=dtype)
         residual = None if plus_one else array("residual", rows, width, dtype=dtype)
         launches += norms.rmsnorm(x, w, out, eps=1e-6, plus_one=plus_one, residual=residual)
-    for head_dim, plus_one in ((128, False), (96, True)):
-        x, out = array("x", rows, 8 * head_dim), array("out", rows, 8 * head_dim)
-        launches += norms.rmsnorm_per_head(x, array("w", head_dim), out, head_dim=head_dim, eps=1e-6, plus_one=plus_one)
+    for head_dim, plus_one in ((128, False), (96, True), (2048, False)):
+        x, gain = array("x", rows, 8 * head_dim), array("w", head_dim)
+        launches += norms.rmsnorm(x, gain, x, size=head_dim, eps=1e-6, plus_one=plus_one)
+        launches += norms.rmsnorm_gated(x, x, gain, x, size=head_dim, eps=1e-6, act="silu", gate_first=plus_one)
+    x, gain, codes, scales = (
+        array("x", rows, 4096),
+        array("w", 4096),
+        array("codes", rows, 4096, dtype="u8"),
+        array("scales", 32, rows, dtype="f32"),
+    )
+    for residual in (None, x):
+        launches += norms.rmsnorm_codes(x, gain, codes, scales, eps=1e-6, residual=residual)
+    for weight in (gain, None):
+        launches += norms.layernorm(x, weight, weight, x, eps=1e-6)
     for act in ("silu", "gelu_tanh", "gelu"):
         launches += elemwise.glu(array("x", rows, 2 * 14336), array("out", rows, 14336), act=act, arch="sm_90a")
     x, row, odd = array("x", rows, 4096), array("b", 4096, dtype="f32"), array("x", rows, 1001)

@@ -75,7 +75,8 @@ def test_every_launch_and_the_whole_run_of_a_mini_agree_with_the_interpreter(min
 
 
 def test_what_a_launch_gets_wrong_is_named_with_its_nodes_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faulty = with_fault(folder() / "norms.cu", tmp_path, "squares += f * f;", "squares += f * 1.02f * f;")
+    text = "/ sqrtf(run_sum<THREADS>(squares)"
+    faulty = with_fault(folder() / "norms.cu", tmp_path, text, text.replace("run_sum", "1.02f * run_sum"))
     monkeypatch.setattr(norms, "SOURCE", str(faulty))
     of = subject(*LLAMA)
     wrong = [item for item in run_isolated(of.graph, of.tensors, session(of), prompt_alone(of.golden.tokens)) if not item.distance.agrees]
@@ -150,17 +151,13 @@ def test_a_random_schedule_changes_no_bits() -> None:
 
 
 def test_fused_launches_give_the_bits_of_single_ones() -> None:
-    """Patterns round where their nodes do. Without fusion a graph needs an addition of its own, so this one has no residual."""
-    made = Made()
-    y = made.call("gather.embed", made.tokens(), made.weight("embed", 64, 64), 64)
-    x = made.call("elemwise.rmsnorm", y, made.weight("n", 64), 1e-5)
-    h = made.call("linear.glu", made.call("linear.matmul", x, made.weight("gate_up", 256, 64)), 128)
-    graph, weights = made.graph("out", made.call("linear.matmul", h, made.weight("down", 64, 128)))
+    """Patterns round where their nodes do."""
+    graph, weights = gated_network()
     found = []
     for fuse in (True, False):
         run = Session(graph, weights, EmulatedDevice(), options=Options(fuse=fuse))
-        found.append(run.run([Chunk(run.add_sequence(), list(range(20)))])["out"])
-        assert ("matmul_glu" in [step.pattern for step in run.plan.steps]) == fuse
+        found.append(run.run([Chunk(run.add_sequence(), list(range(20)))])["logits"])
+        assert ({"add_rmsnorm", "matmul_glu"} <= {step.pattern for step in run.plan.steps}) == fuse
     np.testing.assert_array_equal(*found)
 
 
@@ -240,8 +237,8 @@ def test_a_failed_pass_leaves_sequences_as_they_were() -> None:
 
 
 def test_a_launch_that_fails_says_which_line_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "store<T, VEC>(out + row + column"
-    faulty = with_fault(folder() / "norms.cu", tmp_path, f"{text}, y);", f"{text} + width, y);")
+    text = "multiply<PLUS_ONE>(v, scale, own, column);\n    store_floats(out + start"
+    faulty = with_fault(folder() / "norms.cu", tmp_path, text, f"{text} + size")
     monkeypatch.setattr(norms, "SOURCE", str(faulty))
     graph, weights = gated_network()
     made = Session(graph, weights, EmulatedDevice())

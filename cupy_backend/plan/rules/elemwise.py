@@ -16,25 +16,44 @@ from poem.dtypes.leaves import STORAGE
 from poem.graph import Node
 
 
-@rule("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
+# -- norms ---------------------------------------------------------------------------------------------------------------------
+@rule(
+    "elemwise.rmsnorm", "elemwise.rmsnorm_plus_one", "elemwise.rmsnorm_per_head", "elemwise.rmsnorm_per_head_plus_one",
+    "elemwise.rmsnorm_no_scale", "elemwise.rmsnorm_grouped_plus_one",
+)  # fmt: skip
 def _rmsnorm(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
-    x, gain = lowering.value(node, "x"), lowering.weight(lowering.param(node, "w"))["data"]
+    x, size = lowering.value(node, "x"), node.attributes.get("head_dim", node.attributes.get("group"))
     launches = norms.rmsnorm(
-        x, gain, lowering.new(node.results[0]), eps=node.attributes["eps"], plus_one=node.op.endswith("plus_one"), nodes=group.nodes
-    )
-    return Lowered(launches, 4 * elements(x))
-
-
-@rule("elemwise.rmsnorm_per_head", "elemwise.rmsnorm_per_head_plus_one")
-def _rmsnorm_per_head(lowering: Lowering, group: Group) -> Lowered:
-    node = node_of(lowering, group)
-    x, gain = lowering.value(node, "x"), lowering.weight(lowering.param(node, "w"))["data"]
-    launches = norms.rmsnorm_per_head(
-        x, gain, lowering.new(node.results[0]), head_dim=node.attributes["head_dim"], eps=node.attributes["eps"],
+        x, _weight(lowering, node, "w"), lowering.new(node.results[0]), eps=node.attributes["eps"], size=size,
         plus_one=node.op.endswith("plus_one"), nodes=group.nodes,
     )  # fmt: skip
     return Lowered(launches, 4 * elements(x))
+
+
+@rule("elemwise.rmsnorm_gated", "elemwise.rmsnorm_gated_by")
+def _rmsnorm_gated(lowering: Lowering, group: Group) -> Lowered:
+    node, attributes = node_of(lowering, group), node_of(lowering, group).attributes
+    x, gate, gain = lowering.value(node, "x"), lowering.value(node, "gate"), lowering.weight(lowering.param(node, "w"))["data"]
+    size = attributes["head_dim"] if "head_dim" in attributes else x.shape[1] // attributes["heads"]
+    launches = norms.rmsnorm_gated(
+        x, gate, gain, lowering.new(node.results[0]), size=size, eps=attributes["eps"], act=attributes.get("act", "sigmoid"),
+        gate_first=attributes.get("gate_first", False), nodes=group.nodes,
+    )  # fmt: skip
+    return Lowered(launches, 8 * elements(x))
+
+
+@rule("elemwise.layernorm", "elemwise.layernorm_no_scale")
+def _layernorm(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    x, gain, bias = lowering.value(node, "x"), _weight(lowering, node, "w"), _weight(lowering, node, "b")
+    launches = norms.layernorm(x, gain, bias, lowering.new(node.results[0]), eps=node.attributes["eps"], nodes=group.nodes)
+    return Lowered(launches, 7 * elements(x))
+
+
+def _weight(lowering: Lowering, node: Node, name: str) -> Array | None:
+    """A plain weight that an op may be without."""
+    return None if node.operands.get(name) is None else lowering.weight(lowering.param(node, name))["data"]
 
 
 @rule("add_rmsnorm")
