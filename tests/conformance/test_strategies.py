@@ -68,7 +68,9 @@ def test_the_name_of_an_example_reads_back(strategy: Strategy) -> None:
             assert Case.of(str(named)) == named
 
 
-@pytest.mark.parametrize("text", ["linear.matmul", "linear.x:bf16:-:normal:1", "linear.matmul:i32:-:normal:1", "linear.matmul:bf16:-:odd:1"])
+@pytest.mark.parametrize(
+    "text", ["linear.matmul", "linear.x:bf16:-:normal:1", "linear.matmul:i32:-:normal:1", "linear.matmul:bf16:-:odd:1"]
+)
 def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="names no example"):
         Case.of(text)
