@@ -7,18 +7,23 @@ may round in its own way, a case brings the exact values and how far they may be
 """
 
 import argparse
+import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.on_gpu import stage
+from bench.on_gpu.machine import Machine
 from cupy_backend.devices import Device, open_device
+from cupy_backend.errors import KernelError
 from cupy_backend.launch import Launch
+from cupy_backend.plan import nearest_arch
 
 EXPECTED = Path(__file__).parent / "expected.npz"
 WHOLE = 4096  # bytes of a result that is kept as it is; of a larger one, a digest of each of BLOCKS parts
@@ -136,17 +141,40 @@ def record(cases: Iterable[Case], device: Device) -> dict[str, np.ndarray]:
     return found
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 if all cases agree, 1 if one does not."""
+# ------------------------------------------------------------------------------------------------------------------- the stage
+def all_cases(arch: str) -> list[Case]:
+    """Those that an architecture has the instructions for."""
     from bench.on_gpu.selftest_cases import cases
 
+    return [case for case in cases() if arch in case.archs]
+
+
+def launches(arch: str) -> list[Launch]:
+    """To be compiled beforehand."""
+    return [launch for case in all_cases(arch) for launch in case.launches]
+
+
+def cases(machine: Machine) -> Sequence[stage.Case]:
+    with contextlib.suppress(KernelError):  # what does not compile is the fault of its own case
+        machine.device.prepare(launches(machine.arch))
+    return [stage.Case(case.name, partial(result, case, machine.device)) for case in all_cases(machine.arch)]
+
+
+def result(case: Case, device: Device) -> dict[str, Any]:
+    verdict = judged(case, run(case, device))
+    return {"ok": not verdict.problems, "problems": list(verdict.problems), **(verdict.facts or {})}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0 if all cases agree, 1 if one does not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="emu", help="emu, emu-fast or cuda")
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args(arguments)
     device = open_device("emu" if given.record else given.device)
-    chosen = [case for case in cases() if getattr(device, "arch", "sm_90a") in case.archs]
-    device.prepare(launch for case in chosen for launch in case.launches)
+    arch = nearest_arch(getattr(device, "arch", "sm_90a"))
+    chosen = all_cases(arch)
+    device.prepare(launches(arch))
     if given.record:
         found = record(chosen, device)
         np.savez_compressed(EXPECTED, **found)  # type: ignore[arg-type]

@@ -74,7 +74,8 @@ def functions(memory: Memory, outputs: Memory) -> Verdict:
             "erff": _erf(x), "logf": np.log(p), "log2f": np.log2(p), "log1pf": np.log1p(p), "powf": p**x,
             "rsqrtf": 1 / np.sqrt(p),
             "sigmoid": sigmoid, "silu": x * sigmoid,
-            "gelu_tanh": 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))), "gelu": 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+            "gelu_tanh": 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))),
+            "gelu": 0.5 * x * (1 + _erf(x / math.sqrt(2))),
         }  # fmt: skip
     problems = []
     for (name, want), got in zip(exact.items(), outputs["out"].reshape(len(exact), -1), strict=True):
