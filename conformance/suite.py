@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +15,8 @@ from conformance.metrics import ulp_distance
 from conformance.strategies import strategies
 from cupy_backend.devices import Device, open_device
 from cupy_backend.errors import KernelError
-from poem.errors import UsageError
+from poem.dataclass import dataclass
+from poem.errors import PoemError, UsageError
 
 INTERPRETER = "interp"
 ORDERS: tuple[Literal["fifo", "lifo", "random"], ...] = ("fifo", "lifo", "random")
@@ -226,7 +227,7 @@ def _try(case: Case, name: str, devices: _Devices, report: SuiteReport) -> None:
     found = example(case)
     try:
         outcome = _outcome(found, name, devices)
-    except KernelError as refusal:
+    except PoemError as refusal:
         if refusal.code != "kernel.unsupported":
             raise
         support.refused, support.refusal = support.refused + 1, refusal.message
@@ -256,7 +257,7 @@ def _failure(found: Example, name: str, devices: _Devices) -> Failure:
             return False
         try:
             return bool(_outcome(tried, name, devices).fault)
-        except KernelError:
+        except PoemError:
             return False
 
     least = shrunk(found, fails)

@@ -61,6 +61,10 @@ class PoemError(Exception):
         self.hint = hint
         self.stack = tuple(stack)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """So that a process can hand an error to another: exceptions are otherwise made anew from positional arguments."""
+        return _made_again, (type(self), self.__dict__)
+
     def __str__(self) -> str:
         return self.render()
 
@@ -139,3 +143,9 @@ class PoemErrors(PoemError):
 
     def render(self) -> str:
         return "\n".join(error.render() for error in self.errors)
+
+
+def _made_again(kind: type[PoemError], state: dict[str, object]) -> PoemError:
+    error = kind.__new__(kind)
+    error.__dict__.update(state)
+    return error

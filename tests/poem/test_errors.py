@@ -1,6 +1,8 @@
 """What an error looks like."""
 
-from poem.errors import Frame, PackageError, PoemErrors
+import pickle
+
+from poem.errors import Frame, PackageError, PoemErrors, UsageError
 
 
 def test_an_error_says_where_what_expected_found_and_what_to_try() -> None:
@@ -37,3 +39,12 @@ def test_several_faults_are_rendered_one_after_another() -> None:
     errors = PoemErrors([PackageError("a.b", "first"), PackageError("c.d", "second")])
     assert errors.code == "a.b"
     assert errors.render() == "first [a.b]\nsecond [c.d]"
+
+
+def test_errors_can_be_handed_from_one_process_to_another() -> None:
+    one = UsageError("usage.x", "it is wrong", phase="check", file="a.poem", line=3, expected="b", found="c", hint="d")
+    for error in (one, PoemErrors([one, one])):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert again.render() == error.render()
+        assert again.as_json() == error.as_json()
