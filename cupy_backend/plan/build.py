@@ -1,6 +1,7 @@
 """`plan`: a graph and a bucket of sizes become launches."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from cupy_backend.errors import KernelError
@@ -59,7 +60,8 @@ def lower(lowering: Lowering, groups: Sequence[Group]) -> tuple[list[tuple[Group
             for id in group.nodes:
                 for value in graph.nodes[id].results:
                     if value not in lowering.places and graph.values[value].type is not None:
-                        lowering.new(value)
+                        with suppress(KernelError):  # the refusal of rows that no pass has is one already
+                            lowering.new(value)
     return lowered, list(refusals.values())
 
 

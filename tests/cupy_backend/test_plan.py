@@ -14,7 +14,7 @@ from cupy_backend.plan.arena import ALIGNMENT, Life, pack
 from cupy_backend.plan.describe import as_json, as_lines, launches_per_layer
 from cupy_backend.plan.patterns import PATTERNS, grouped
 from poem.errors import PoemErrors
-from poem.graph import Graph
+from poem.graph import Graph, ValueType
 from poem.package import load_package
 from tests.cupy_backend.graphs import Made, gated_network
 
@@ -216,3 +216,12 @@ def test_the_text_has_a_line_for_each_launch_and_the_json_the_same_numbers() -> 
 def test_the_documentation_lists_every_pattern() -> None:
     text = (MODELS.parent / "docs" / "backend.md").read_text()
     assert [pattern.name for pattern in PATTERNS if f"| `{pattern.name}` |" not in text] == []
+
+
+def test_rows_that_no_pass_over_text_has_are_refused() -> None:
+    made = Made()
+    x = made.trace.input("x", ValueType("patches", 24, "bf16"))
+    graph, _ = made.graph("y", made.call("elemwise.rmsnorm", x, made.weight("norm", 24), 1e-5))
+    with pytest.raises(KernelError, match="no such rows yet") as refused:
+        plan(graph, Bucket(4, 1, 1, 4, 4, 64, ()), Options())
+    assert refused.value.found == "rows on patches"
