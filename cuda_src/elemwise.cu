@@ -49,7 +49,7 @@ template <class T, int PARTS, int WHICH, bool MAPPED> struct Part {
   static constexpr bool BY_COLUMN = true;
   const T* p;
   template <int N> POEM_DEVICE Floats<N> read(const Place& place) const {
-    const int64_t row = MAPPED ? (int64_t)place.rows_of[place.row()] : (int64_t)place.row();
+    const int64_t row = MAPPED ? max(place.rows_of[place.row()], 0) : (int)place.row();  // rows of padding have -1
     return widened<N>(p + (row * PARTS + WHICH) * ((int64_t)place.packs_of_row * N) + place.column<N>());
   }
 };

@@ -1,4 +1,4 @@
-"""Launches of gather.cu: rows by index, columns, rows of plain and quantised tables.
+"""Launches of gather.cu: rows by index, columns, sums of rows, rows of plain and quantised tables.
 
 Each function turns arrays into launches; what no kernel serves is a KernelError (`kernel.unsupported`). Indices are not checked on the
 device: whoever makes them answers for them, and one outside its rows reads row 0.
@@ -6,9 +6,10 @@ device: whoever makes them answers for them, and one outside its rows reads row 
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from cupy_backend.errors import KernelError
-from cupy_backend.kernels.arrays import reading, updating, writing
+from cupy_backend.kernels.arrays import reading, type_of, vector, writing
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 from poem.dtypes import Dtype
 from poem.dtypes.term import LEAF_BITS, Grouped, Leaf
@@ -44,32 +45,88 @@ def pack_rows(x: Array, rows: Array, out: Array, *, nodes: tuple[int, ...] = ())
 
 
 def split_columns(x: Array, parts: Sequence[Array], *, nodes: tuple[int, ...] = ()) -> list[Launch]:
-    """The columns of x `[N, sum of widths]`, in order, into parts `[N, width]`: one launch for each part."""
-    launches, first = [], 0
-    for part in parts:
-        width = part.shape[1]
-        launches.append(_copy_columns(x, writing(part), x.shape[0], width, (x.shape[1], first), (width, 0), nodes))
-        first += width
-    return launches
+    """The columns of x `[N, sum of widths]`, in order, into parts `[N, width]`."""
+    unit, units = _units_of_parts(parts)
+    count = x.shape[0] * sum(units)
+    arguments: dict[str, Argument] = {"x": reading(x), "count": Scalar(count, "i64")}
+    arguments |= {f"part_{number}": writing(part) for number, part in enumerate(parts)}
+    return [Launch(SOURCE, f"split_columns<{unit}, {_listed(units)}>", _grid(count), (THREADS, 1, 1), arguments, nodes=nodes)]
 
 
 def concat_columns(parts: Sequence[Array], out: Array, *, nodes: tuple[int, ...] = ()) -> list[Launch]:
-    """The columns of parts `[N, width]` side by side in out `[N, sum of widths]`: one launch for each part."""
-    launches, first = [], 0
-    for part in parts:
-        width = part.shape[1]
-        launches.append(_copy_columns(part, updating(out), out.shape[0], width, (width, 0), (out.shape[1], first), nodes))
-        first += width
-    return launches
+    """The columns of parts `[N, width]` side by side in out `[N, sum of widths]`."""
+    unit, units = _units_of_parts(parts)
+    count = out.shape[0] * sum(units)
+    arguments: dict[str, Argument] = {"out": writing(out), "count": Scalar(count, "i64")}
+    arguments |= {f"part_{number}": reading(part) for number, part in enumerate(parts)}
+    return [Launch(SOURCE, f"concat_columns<{unit}, {_listed(units)}>", _grid(count), (THREADS, 1, 1), arguments, nodes=nodes)]
 
 
 def split_q_gate(x: Array, q: Array, gate: Array, *, head_dim: int, nodes: tuple[int, ...] = ()) -> list[Launch]:
     """x `[N, heads * 2 * head_dim]` holds for each head head_dim columns of q, then as many of the gate."""
     heads = math.prod(x.shape) // (2 * head_dim)
-    return [
-        _copy_columns(x, writing(part), heads, head_dim, (2 * head_dim, first), (head_dim, 0), nodes)
-        for part, first in ((q, 0), (gate, head_dim))
-    ]
+    parts = [replace(part, shape=(heads, head_dim)) for part in (q, gate)]
+    return split_columns(replace(x, shape=(heads, 2 * head_dim)), parts, nodes=nodes)
+
+
+def select_columns(x: Array, first: int, out: Array, *, nodes: tuple[int, ...] = ()) -> list[Launch]:
+    """out `[N, width]` = columns `first .. first + width` of x."""
+    rows, width = out.shape
+    unit, units = _units(x, width, math.gcd(x.shape[1], first))
+    scale = width // units  # elements in a unit
+    sizes = {"rows": rows, "units": units, "stride": x.shape[1] // scale, "first": first // scale}
+    arguments: dict[str, Argument] = {
+        "x": reading(x), "out": writing(out), **{name: Scalar(size, "i32") for name, size in sizes.items()}
+    }  # fmt: skip
+    return [Launch(SOURCE, f"select_columns<{unit}>", _grid(rows * units), (THREADS, 1, 1), arguments, nodes=nodes)]
+
+
+def scatter_rows(
+    src: Array, routes: Array, y: Array | None, out: Array, *, live: Array | None = None, rows_of_live: int = 1, nodes: tuple[int, ...] = ()
+) -> list[Launch]:
+    """out `[N, width]` = y, or zeros without it, where no route leads; row routes[i] is src[i], of several the last.
+
+    routes i32, at least as many as src has rows; those that are no row of out lead nowhere. live: i32 `[1]`, where src has more rows than
+    the pass: only the first live * rows_of_live count.
+    """
+    unit, units = _units(src, out.shape[1], 0)
+    missing = Scalar(0, "u64")  # a null pointer
+    arguments: dict[str, Argument] = {
+        "src": reading(src), "routes": reading(routes), "y": missing if y is None else reading(y), "out": writing(out),
+        "live": missing if live is None else reading(live), "count": Scalar(src.shape[0] if live is None else rows_of_live, "i32"),
+        "units": Scalar(units, "i32"),
+    }  # fmt: skip
+    return [Launch(SOURCE, f"scatter_rows<{unit}>", (out.shape[0], 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
+
+
+def mean_rows(x: Array, out: Array, *, size: int, nodes: tuple[int, ...] = ()) -> list[Launch]:
+    """out[n] `[N, width]` = the mean of the n-th run of `size` rows of x."""
+    rows, width = out.shape
+    vec = vector(x.dtype, width)
+    sizes = {"rows": rows, "width": width, "size": size}
+    arguments: dict[str, Argument] = {"x": reading(x), "out": writing(out), **{name: Scalar(of, "i32") for name, of in sizes.items()}}
+    kernel = f"mean_rows<{type_of(x)}, {vec}>"
+    return [Launch(SOURCE, kernel, _grid(rows * width // vec), (THREADS, 1, 1), arguments, nodes=nodes)]
+
+
+def embed_weighted(
+    ids: Array, weights: Array, table: Mapping[str, Array], out: Array, *, dtype: Dtype, vocab: int, nodes: tuple[int, ...] = ()
+) -> list[Launch]:
+    """out[n] `[N, width]` = the sum over t of weights[n, t] * table[ids[n, t]]; ids i32, weights f32 `[N, taps]`.
+
+    A plain table of out's dtype. Ids outside 0 .. vocab - 1 read row 0.
+    """
+    if not isinstance(dtype.term, Leaf):
+        raise _unsupported("weighted rows of plain tables", str(dtype))
+    (rows, width), taps = out.shape, math.prod(ids.shape) // out.shape[0]
+    vec = vector(out.dtype, width)
+    sizes = {"rows": rows, "taps": taps, "width": width, "vocab": vocab}
+    arguments: dict[str, Argument] = {
+        "ids": reading(ids), "weights": reading(weights), "table": reading(table["data"]), "out": writing(out),
+        **{name: Scalar(size, "i32") for name, size in sizes.items()},
+    }  # fmt: skip
+    kernel = f"embed_weighted<{type_of(out)}, {vec}>"
+    return [Launch(SOURCE, kernel, _grid(rows * width // vec), (THREADS, 1, 1), arguments, nodes=nodes)]
 
 
 def _copy_rows(x: Array, rows: Array, out: Array, limit: int, *, zeros: bool, nodes: tuple[int, ...]) -> Launch:
@@ -83,16 +140,15 @@ def _copy_rows(x: Array, rows: Array, out: Array, limit: int, *, zeros: bool, no
     return Launch(SOURCE, kernel, _grid(count * units), (THREADS, 1, 1), arguments, nodes=nodes)
 
 
-def _copy_columns(
-    x: Array, out: Array, rows: int, width: int, x_at: tuple[int, int], out_at: tuple[int, int], nodes: tuple[int, ...]
-) -> Launch:
-    """x_at and out_at: columns of a row, and the first of those that are copied."""
-    unit, units = _units(x, width, math.gcd(*x_at, *out_at))
-    scale = width // units  # elements in a unit
-    sizes = {"rows": rows, "units": units, "x_stride": x_at[0] // scale, "x_first": x_at[1] // scale}
-    sizes |= {"out_stride": out_at[0] // scale, "out_first": out_at[1] // scale}
-    arguments: dict[str, Argument] = {"x": reading(x), "out": out, **{name: Scalar(size, "i32") for name, size in sizes.items()}}
-    return Launch(SOURCE, f"copy_columns<{unit}>", _grid(rows * units), (THREADS, 1, 1), arguments, nodes=nodes)
+def _units_of_parts(parts: Sequence[Array]) -> tuple[str, list[int]]:
+    """The largest unit that the rows of all parts are whole numbers of, and how many each has."""
+    widths = [part.shape[1] for part in parts]
+    unit, units = _units(parts[0], math.gcd(*widths), 0)
+    return unit, [width * units // math.gcd(*widths) for width in widths]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _units(x: Array, width: int, step: int) -> tuple[str, int]:

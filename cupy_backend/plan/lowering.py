@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from cupy_backend.errors import KernelError
 from cupy_backend.kernels.arrays import unsupported
 from cupy_backend.kernels.attn import Shape
 from cupy_backend.launch import Array, Launch
@@ -82,7 +83,7 @@ class Lowering:
             return None
         try:
             shape = self.shape(value)
-        except KeyError:
+        except KernelError:
             return None
         is_list = type.width == 1 and type.dtype not in FLOATS
         return Array(given_name(value), "read", shape[:1] if is_list else shape, type.dtype)
@@ -95,14 +96,30 @@ class Lowering:
         return self.rows(type.rows), type.width
 
     def rows(self, axis: str | int) -> int:
-        """How many rows an axis has in the bucket. KeyError for an axis that passes over text do not have."""
+        """How many rows an axis has in the bucket. KernelError for an axis that passes over text do not have."""
         if isinstance(axis, int):
             return axis
         sizes = {"tokens": self.bucket.rows, "readouts": self.bucket.readouts, "lanes": self.bucket.lanes}
         base, plus, _ = axis.partition("+")
         word, _, up = base.partition("*")
         word, _, down = word.partition("/")
+        if word not in sizes:
+            raise unsupported("passes on a device have no such rows yet", expected=", ".join(sizes), found=f"rows on {axis}")
         return sizes[word] * int(up or 1) // int(down or 1) + bool(plus)
+
+    def live(self, value: int) -> tuple[Array | None, int]:
+        """What tells a launch how many rows of a value belong to the pass, i32 `[1]`, and the rows for each of those that it counts; None
+        if all rows do. KernelError for rows that stand for several tokens, sequences or readouts of a padded pass."""
+        type = self.graph.values[value].type
+        assert type is not None
+        word, _, up = str(type.rows).partition("*")
+        counted = ("tokens", "lanes", "readouts")  # in the order of `counts`
+        if not self.bucket.padded or word.partition("/")[0] not in counted:
+            return None, 1
+        if word not in counted or "/" in up:
+            raise unsupported("no kernel knows how many of such rows belong to a padded pass", found=str(type.rows))
+        counts = self.inputs["counts"]
+        return replace(counts, shape=(1,), offset=counts.offset + 4 * counted.index(word)), int(up or 1)
 
     def columns(self, value: int) -> Columns:
         """Where a value lies. KernelError if it is an input that a pass does not hold."""

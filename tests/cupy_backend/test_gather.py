@@ -11,6 +11,7 @@ from cupy_backend.kernels import gather
 from cupy_backend.launch import Array
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
+from tests.cupy_backend.bounded import flavours, numbers, within_bound
 from tests.cupy_backend.launching import Memory
 from tests.cupy_backend.running import schedules
 
@@ -97,8 +98,11 @@ def test_a_table_that_no_kernel_decodes_is_refused():
     assert caught.value.code == "kernel.unsupported"
 
 
+WIDTHS = ((1,), (3, 5), (16, 8, 8), (33, 1, 7, 64), (64, 64))
+
+
 @settings(deadline=None, max_examples=30)
-@given(dtype=st.sampled_from(PLAIN), rows=sizes, widths=st.lists(st.integers(1, 33), min_size=1, max_size=4), seed=seeds)
+@given(dtype=st.sampled_from(PLAIN), rows=sizes, widths=st.sampled_from(WIDTHS), seed=seeds)
 def test_splitting_columns_and_putting_them_together_again_changes_no_bit(dtype, rows, widths, seed):
     x = bits(seed, rows, sum(widths), dtype=dtype)
     memory = Memory()
@@ -120,3 +124,62 @@ def test_query_and_gate_alternate_by_head(rows, heads, head_dim, seed):
     by_head = x.reshape(rows, heads, 2, head_dim)
     for part, name in enumerate(("q", "gate")):
         same_bits(memory[name], by_head[:, :, part].reshape(rows, -1), name=name, rows=rows, heads=heads, head_dim=head_dim, seed=seed)
+
+
+@settings(deadline=None, max_examples=20)
+@given(dtype=st.sampled_from((*PLAIN, np.dtype(np.int32))), rows=sizes, stride=st.sampled_from((8, 33, 96)), first=st.integers(0, 7),
+       width=st.sampled_from((1, 16, 25)), seed=seeds)  # fmt: skip
+def test_columns_are_selected_bit_by_bit(dtype, rows, stride, first, width, seed):
+    first = first % stride
+    width = min(width, stride - first)
+    x, memory = bits(seed, rows, stride, dtype=dtype), Memory()
+    out = memory.give("out", np.zeros((rows, width), dtype))
+    memory.run(gather.select_columns(memory.give("x", x), first, out))
+    same_bits(memory["out"], x[:, first : first + width], dtype=dtype, rows=rows, stride=stride, first=first, width=width, seed=seed)
+
+
+@settings(deadline=None, max_examples=40)
+@given(dtype=st.sampled_from(PLAIN), sources=sizes, rows=sizes, width=sizes, kept=st.booleans(), padded=st.booleans(), seed=seeds,
+       schedule=schedules)  # fmt: skip
+def test_rows_are_scattered_and_of_several_the_last_wins(dtype, sources, rows, width, kept, padded, seed, schedule):
+    """Routes below 0 lead nowhere. Of padded rows only the live ones count."""
+    generator = np.random.default_rng(seed)
+    src, y = (bits(seed + i, count, width, dtype=dtype) for i, count in enumerate((sources, rows)))
+    routes = generator.integers(-1, rows, sources + 2).astype(np.int32)
+    live = int(generator.integers(0, sources + 1)) if padded else sources
+    memory = Memory(schedule)
+    given_ = [memory.give(name, array) for name, array in (("src", src), ("routes", routes))]
+    count = memory.give("live", np.array([live], np.int32)) if padded else None
+    out = memory.give("out", np.zeros((rows, width), dtype))
+    memory.run(gather.scatter_rows(*given_, memory.give("y", y) if kept else None, out, live=count))
+    want = y.copy() if kept else np.zeros_like(y)
+    for i in range(live):
+        if routes[i] >= 0:
+            want[routes[i]] = src[i]
+    same_bits(memory["out"], want, routes=routes[:live].tolist(), rows=rows, width=width, kept=kept, seed=seed)
+
+
+@settings(deadline=None, max_examples=20)
+@given(rows=sizes, width=st.sampled_from((1, 8, 33, 72)), side=st.integers(1, 3), dtype=st.sampled_from(("bf16", "f32")), flavour=flavours,
+       seed=seeds)  # fmt: skip
+def test_runs_of_rows_are_averaged(rows, width, side, dtype, flavour, seed):
+    x, memory = numbers(seed, (rows * side * side, width), dtype, flavour), Memory()
+    memory.run(gather.mean_rows(memory.give("x", x), memory.out("out", rows, width, dtype=dtype), size=side * side))
+    want = x.astype(np.float64).reshape(rows, -1, width).mean(1)
+    within_bound("gather.pool_rows", [memory["out"]], [want], {"x": x.astype(np.float64), "side": side})
+
+
+@settings(deadline=None, max_examples=20)
+@given(rows=sizes, taps=st.integers(1, 4), width=st.sampled_from((1, 8, 33, 72)), dtype=st.sampled_from(("bf16", "f32")), flavour=flavours,
+       seed=seeds)  # fmt: skip
+def test_rows_of_a_table_are_summed_with_weights_and_ids_outside_read_row_0(rows, taps, width, dtype, flavour, seed):
+    vocab, memory = 11, Memory()
+    table, weights = numbers(seed, (vocab + 2, width), dtype, flavour), numbers(seed + 1, (rows, taps), "f32")
+    ids = np.random.default_rng(seed).integers(-2, vocab + 3, (rows, taps), np.int32)
+    given_ = [memory.give(name, array) for name, array in (("ids", ids), ("weights", weights))]
+    out = memory.out("out", rows, width, dtype=dtype)
+    memory.run(gather.embed_weighted(*given_, {"data": memory.give("table", table)}, out, dtype=Dtype(dtype), vocab=vocab))
+    wide = table.astype(np.float64)
+    want = (weights.astype(np.float64)[:, :, None] * wide[np.where((ids >= 0) & (ids < vocab), ids, 0)]).sum(1)
+    arguments = {"ids": ids, "weights": weights.astype(np.float64), "table": wide, "vocab": vocab}
+    within_bound("gather.embed_weighted", [memory["out"]], [want], arguments)

@@ -112,8 +112,8 @@ def _formula(lowering: Lowering, group: Group) -> Lowered:
 def _operand(lowering: Lowering, node: Node, name: str, out: Array) -> elemwise.Operand:
     name, is_rounded = name.rstrip("'"), name.endswith("'")
     if name in node.attributes:
-        number = node.attributes[name]
-        return float(np.array(number, STORAGE[out.dtype] if is_rounded else np.float32))
+        with np.errstate(over="ignore"):  # a bound beyond the dtype bounds nothing
+            return float(np.array(node.attributes[name], STORAGE[out.dtype] if is_rounded else np.float32))
     if operand(node, name).kind == "param":
         return lowering.weight(lowering.param(node, name))["data"]
     return lowering.value(node, name)
