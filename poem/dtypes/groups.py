@@ -67,12 +67,12 @@ def decode(
     if isinstance(term, Leaf):
         return leaves.decode(stored[path or "data"].reshape(count, -1)[rows], term.name, dtype)
     codes = stored[plane_path(path, "code")].reshape(count, -1)[rows]
-    gains = _factors(term, term.gain, "gain", stored, shape, rows, dtype, path)
-    offsets = [] if term.offset is None else _factors(term, term.offset, "offset", stored, shape, rows, dtype, path)
+    gains = factors_of(term, term.gain, "gain", stored, shape, rows, dtype, path)
+    offsets = [] if term.offset is None else factors_of(term, term.offset, "offset", stored, shape, rows, dtype, path)
     out: np.ndarray = np.empty((len(codes), columns), dtype)
     with np.errstate(over="ignore", invalid="ignore"):  # infinite and NaN factors give what IEEE arithmetic gives
-        offset = _product(offsets) if offsets else None
-        for strip in _strips(*out.shape):
+        offset = product(offsets) if offsets else None
+        for strip in strips(*out.shape):
             values = out[strip]
             leaves.decode_into(values, codes[strip], term.code)
             if offset is not None and term.tail == "z":
@@ -84,7 +84,8 @@ def decode(
     return out
 
 
-def _strips(rows: int, columns: int) -> Iterator[slice]:
+def strips(rows: int, columns: int) -> Iterator[slice]:
+    """Ranges of rows that together are a matrix, each of about `leaves.STRIP` elements."""
     step = max(1, leaves.STRIP // max(1, columns))
     return (slice(start, start + step) for start in range(0, rows, step))
 
@@ -101,7 +102,7 @@ def _apply(ufunc: np.ufunc, values: np.ndarray, factor: Factor, strip: slice) ->
         ufunc(rest, factors[:, whole : whole + 1], out=rest)
 
 
-def _product(factors: list[Factor]) -> Factor:
+def product(factors: list[Factor]) -> Factor:
     """One factor that multiplies as all of them, the first having the narrowest columns."""
     first, *others = factors
     for other in others:
@@ -110,10 +111,10 @@ def _product(factors: list[Factor]) -> Factor:
     return first
 
 
-def _factors(
+def factors_of(
     owner: Grouped, term: Term, name: str, stored: Planes, shape: tuple[int, ...], rows: Rows, dtype: type, path: str
 ) -> list[Factor]:
-    """The factors that the gain or offset `term` of `owner` gives to rows of a weight of `shape`."""
+    """The factors that the gain or offset `term` of `owner` (called `name`) gives to `rows` of the matrix of a weight of `shape`."""
     segments = stored.get(plane_path(path, "rows")) if owner.group.kind == "tensor" else None
     below = factor_shape(owner.group, shape, segments)
     inner = plane_path(path, name)
@@ -128,7 +129,7 @@ def _chain(term: Term, stored: Planes, shape: tuple[int, ...], rows: Rows, dtype
     if isinstance(term, Leaf) or term.tail != "n":
         return [Factor(decode(term, stored, shape, rows=rows, dtype=dtype, path=path), 1)]
     codes = stored[plane_path(path, "code")].reshape(matrix_shape(shape)[0], -1)[rows]
-    gains = _factors(term, term.gain, "gain", stored, shape, rows, dtype, path)
+    gains = factors_of(term, term.gain, "gain", stored, shape, rows, dtype, path)
     return [Factor(leaves.decode(codes, term.code, dtype), 1), *gains]
 
 
@@ -222,7 +223,7 @@ def _extremes(matrix: np.ndarray, group: Group, shape: tuple[int, ...]) -> tuple
     found = []
     for ufunc in (np.minimum, np.maximum):
         extremes = np.empty((rows, len(starts)), np.float32)
-        for strip in _strips(rows, columns):
+        for strip in strips(rows, columns):
             values = matrix[strip].astype(np.float32, copy=False)
             extremes[strip] = ufunc.reduceat(values, starts, axis=1)
         if group.kind == "tile":
@@ -247,7 +248,7 @@ def _encode_gain(term: Term, peak: np.ndarray, largest: float, path: str, least:
     _, higher = _extremes(matrix, term.group, peak.shape)
     stored = _segments(term.group, peak.shape, path)
     stored |= _encode_gain(term.gain, higher, largest * leaves.largest(term.code), plane_path(path, "gain"), SMALLEST_NORMAL)
-    outer = _product(_factors(term, term.gain, "gain", stored, peak.shape, EVERY, np.float32, path))
+    outer = product(factors_of(term, term.gain, "gain", stored, peak.shape, EVERY, np.float32, path))
     quotients = matrix.copy()
     _apply(np.divide, quotients, _divisor(Factor(np.float32(largest) * outer.values, outer.width)), EVERY)
     codes = leaves.encode_codes(quotients, term.code)
@@ -309,16 +310,16 @@ def _encode_gain_and_offset(term: Grouped, low: np.ndarray, high: np.ndarray, pa
 def _encode_codes(term: Grouped, matrix: np.ndarray, stored: Planes, shape: tuple[int, ...], path: str) -> np.ndarray:
     """The code plane: every element rounded with the factors as they are stored."""
     rows, columns = matrix.shape
-    gain = _product(_factors(term, term.gain, "gain", stored, shape, EVERY, np.float32, path))
+    gain = product(factors_of(term, term.gain, "gain", stored, shape, EVERY, np.float32, path))
     offset = None
     if term.offset is not None:
-        offset = _product(_factors(term, term.offset, "offset", stored, shape, EVERY, np.float32, path))
+        offset = product(factors_of(term, term.offset, "offset", stored, shape, EVERY, np.float32, path))
     for factor in (gain, offset):
         if factor is not None and not np.isfinite(factor.values).all():
             raise ValueError("a gain or offset does not fit its format: it would be infinite")
     divisor = _divisor(gain)
     packed = np.empty((rows, columns * leaves.LEAF_BITS[term.code] // 8), leaves.STORAGE[term.code])
-    for strip in _strips(rows, columns):
+    for strip in strips(rows, columns):
         values = matrix[strip].astype(np.float32)
         if offset is not None and term.tail == "b":
             _apply(np.subtract, values, offset, strip)
