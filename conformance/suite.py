@@ -104,8 +104,9 @@ class SuiteReport:
 class Plan:
     """What a run is to do.
 
-    patterns: names of cases or parts of them, `linear.*`, `linear.matmul:bf16:u4g64`. op, dtype: patterns again; a dtype is that of values
-    or of weights. rounds: at most so many examples a cell, None until the time is up. budget: seconds. processes: how many work at once.
+    patterns: names of cases or how they begin, with wildcards: `linear.*`, `linear.matmul:bf16:u4g64`, `*:*:*:special`. op, dtype:
+    wildcards; a dtype is that of values or of weights. rounds: at most so many examples a cell, None until the time is up. budget:
+    seconds. processes: how many work at once.
     """
 
     devices: tuple[str, ...]
@@ -151,12 +152,24 @@ def _cells(plan: Plan) -> Iterator[Cell]:
     for name, found in sorted(strategies().items()):
         for dtype in found.dtypes:
             for weights in found.weights:
-                word = f"{name}:{dtype}:{weights or '-'}"
-                named = not partial or any(fnmatch.fnmatchcase(word, f"{pattern}*") for pattern in partial)
+                named = not partial or any(_matches(pattern, name, dtype, weights or "-") for pattern in partial)
                 typed = plan.dtype is None or any(fnmatch.fnmatchcase(each, plan.dtype) for each in (dtype, weights))
                 if named and typed and (plan.op is None or fnmatch.fnmatchcase(name, plan.op)):
-                    for device in plan.devices:
-                        yield Cell(name, dtype, weights, device)
+                    for cell in (Cell(name, dtype, weights, device) for device in plan.devices):
+                        if _flavours(plan, cell):
+                            yield cell
+
+
+def _matches(pattern: str, *fields: str) -> bool:
+    """Whether the fields of a name are those of a pattern, as far as it goes."""
+    return all(fnmatch.fnmatchcase(field_, part) for field_, part in zip(fields, pattern.split(":"), strict=False))
+
+
+def _flavours(plan: Plan, cell: Cell) -> tuple[str, ...]:
+    """The flavours that are asked for."""
+    flavours, name = strategies()[cell.name].flavours, (cell.name, cell.dtype, cell.weights or "-")
+    partial = [pattern for pattern in plan.patterns if pattern.count(":") < 4]
+    return tuple(flavour for flavour in flavours if not partial or any(_matches(pattern, *name, flavour) for pattern in partial))
 
 
 def _run_cells(plan: Plan, cells: Sequence[Cell], deadline: float, report: SuiteReport, progress: Progress | None) -> None:
@@ -190,7 +203,7 @@ def _work(plan: Plan, cells: Sequence[Cell], deadline: float, progress: Progress
                 return report
             if progress is not None:
                 progress(_elapsed(plan, deadline), round(plan.budget), f"{cell.name} on {cell.device}")
-            flavours = strategies()[cell.name].flavours
+            flavours = _flavours(plan, cell)
             case = Case(cell.name, cell.dtype, cell.weights, flavours[round_ % len(flavours)], plan.seed + round_)
             if report.cells.get(cell, Support()).failed == 0:  # one failure tells enough of a cell
                 _try(case, cell.device, devices, report)

@@ -11,7 +11,7 @@ DEVICES = ("interp", "emu", "emu-fast", "cuda")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `poem conformance`."""
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="examples as a report names them, or how their names begin")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="examples as a report names them, or how names begin: linear.matmul:bf16")
     parser.add_argument("--op", metavar="PATTERN", help="only these ops: linear.*")
     parser.add_argument("--dtype", metavar="PATTERN", help="only values or weights of these dtypes: u4*")
     parser.add_argument("--device", action="append", choices=DEVICES, help="where to run (default: interp and emu); may be given twice")

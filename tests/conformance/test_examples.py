@@ -1,0 +1,87 @@
+"""Random examples of every op and pattern: the interpreter and the kernels on `emu`, checked, lie within their bounds.
+
+Hypothesis picks the sizes, simplest first, so that a failing example shrinks; its name, printed in the message, pastes back into
+`poem conformance`.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.examples import Case, Example, example, judge, rounded, session_of, shrunk
+from conformance.strategies import Strategy, strategies
+from cupy_backend.emulator import EmulatedDevice
+from cupy_backend.launch import Launch
+from poem.errors import PoemError
+from tests.cupy_backend.running import schedules
+
+STRATEGIES = pytest.mark.parametrize("strategy", strategies().values(), ids=strategies())
+
+
+def drawn(data: st.DataObject, strategy: Strategy) -> Example:
+    """An example of a strategy, its picks drawn by Hypothesis."""
+    dtype, weights, flavour = (data.draw(st.sampled_from(options)) for options in (strategy.dtypes, strategy.weights, strategy.flavours))
+    case = Case(strategy.name, dtype, weights, flavour, data.draw(st.integers(0, 2**16), "seed"))
+    return example(case, pick=lambda count: data.draw(st.integers(0, count - 1)) if count > 1 else 0)
+
+
+def told(made: Example, device: str) -> str:
+    """The command that repeats an example."""
+    named = Case(made.case.strategy, made.case.dtype, made.case.weights, made.case.flavour, made.case.seed, made.picks)
+    return f"poem conformance {named} --device {device}"
+
+
+@STRATEGIES
+@settings(max_examples=12)
+@given(data=st.data())
+def test_the_interpreter_lies_within_the_bounds(strategy: Strategy, data: st.DataObject) -> None:
+    made = drawn(data, strategy)
+    outcome = judge(made, None)
+    assert not outcome.fault, f"{outcome.fault}, {outcome.fraction} of the bound\n{told(made, 'interp')}"
+
+
+@STRATEGIES
+@settings(max_examples=8)
+@given(data=st.data(), schedule=schedules)
+def test_kernels_lie_within_the_bounds_and_the_checker_finds_nothing(strategy: Strategy, data: st.DataObject, schedule: object) -> None:
+    made = drawn(data, strategy)
+    try:
+        session = session_of(made, EmulatedDevice(schedule=schedule))  # type: ignore[arg-type]
+        outcome = judge(made, session)
+    except PoemError as refusal:
+        if refusal.code != "kernel.unsupported":
+            raise AssertionError(told(made, "emu")) from refusal
+        return
+    assert not outcome.fault, f"{outcome.fault}, {outcome.fraction} of the bound\n{told(made, 'emu')}"
+
+
+class OffByOne(EmulatedDevice):
+    """A device whose launches write a one into the first element that they change."""
+
+    def run(self, launch: Launch, memory: object) -> object:  # type: ignore[override]
+        done = super().run(launch, memory)  # type: ignore[arg-type]
+        for array in launch.arrays().values():
+            if array.direction == "write":
+                view = memory[array.buffer][array.offset : array.offset + 2]  # type: ignore[index]
+                view[...] = np.array([0x80, 0x3F], np.uint8)  # 1.0 in bf16
+                return done
+        return done
+
+
+def test_a_wrong_element_is_found_and_the_example_made_simple() -> None:
+    made = example(Case.of("elemwise.rmsnorm:bf16:-:tiny:12"))
+    outcome = judge(made, session_of(made, OffByOne()))
+    assert outcome.fault
+    assert outcome.judged is not None
+    assert outcome.judged.got[outcome.judged.distance.index] == 1.0
+    least = shrunk(made, lambda tried: bool(judge(tried, session_of(tried, OffByOne())).fault))
+    assert set(least.picks) == {0}, "whatever the sizes, it fails"
+
+
+def test_small_integers_are_compared_bit_by_bit() -> None:
+    """A result that is off by one unit is within the bound of a product, and yet not the exact one."""
+    made = example(Case.of("linear.matmul:bf16:-:integers:3"))
+    assert made.exact
+    want = rounded(np.array([[256.5, 257.0, 1.0]]), "bf16")
+    np.testing.assert_array_equal(want, [[256.0, 256.0, 1.0]])
