@@ -8,8 +8,9 @@ to, hidden states by what `fold_layers` carries.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from poem.dataclass import dataclass
 from poem.graph import Graph, Node, Ref
 
 

@@ -5,9 +5,11 @@ real numbers. All constants follow from the number formats and from one stated r
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
+
+from poem.dataclass import dataclass
 
 # The whole check may call a correct model wrong with this probability, under the model of rounding below.
 RISK = 1e-6

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from conformance.options import Options
 from conformance.report import Comparison, Report, Trace
 from conformance.traces import beside, trace_beside, traced
 from poem.checkpoint import Checkpoint, open_checkpoint
+from poem.dataclass import dataclass
 from poem.dtypes import FLOATS
 from poem.errors import PoemError, UsageError
 from poem.package import load_package

@@ -1,7 +1,6 @@
 """Examples of single ops and of fused groups: made from a name, and judged on the interpreter or on a device."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from conformance.isolated import Judged, Pass, run_isolated
 from conformance.metrics import scaled_ulps
 from conformance.strategies import FLAVOURS, Build, Strategy, strategies
+from poem.dataclass import dataclass
 from poem.dtypes.leaves import STORAGE
 from poem.dtypes.tensor import Tensor
 from poem.errors import UsageError

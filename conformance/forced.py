@@ -6,7 +6,6 @@ if it has to be there for what follows to agree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from conformance.operands import APPENDS, Operands, references
 from conformance.running import Running
 from interp import Session
 from poem.batch import Chunk
+from poem.dataclass import dataclass
 from poem.graph import Graph, Node, Ref
 
 

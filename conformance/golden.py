@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from poem.checkpoint import Checkpoint, open_checkpoint
+from poem.dataclass import dataclass
 from poem.errors import CheckpointError, UsageError
 
 INPUTS, EXPECTED = "inputs.safetensors", "expected.safetensors"

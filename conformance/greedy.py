@@ -1,12 +1,12 @@
 """Decoding token by token through the caches, against the original's greedy continuation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from poem.batch import Batch, Chunk
+from poem.dataclass import dataclass
 from poem.graph import Node
 
 

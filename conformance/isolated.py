@@ -6,7 +6,7 @@ lie within a bound of the exact value, so it is taken as the interpreter's with 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from conformance.operands import APPENDS, Operands, Weights
 from conformance.running import Running
 from interp import Session as Interpreter
 from poem.batch import Chunk, Geometry, geometry
+from poem.dataclass import dataclass
 from poem.dtypes import FLOATS, Dtype
 from poem.dtypes.cache import load, store
 from poem.dtypes.leaves import STORAGE

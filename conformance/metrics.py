@@ -1,11 +1,10 @@
 """Distances between two tensors: units in the last place, normalised error, cosine."""
 
-from dataclasses import dataclass
-
 import ml_dtypes
 import numpy as np
 
 from conformance.arithmetic import half_spacing
+from poem.dataclass import dataclass
 
 _LEAST = 1e-300  # divides zero by something
 # The floats that distances are counted in, as integers of the same width.

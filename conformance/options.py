@@ -1,7 +1,8 @@
 """What a check is asked for."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from poem.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

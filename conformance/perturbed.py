@@ -9,7 +9,7 @@ the number of runs and the stated risk give the factor on the measured spread: S
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -20,6 +20,7 @@ from conformance.operands import APPENDS, Operands, Weights, one_lane
 from conformance.running import Number as Error
 from interp import Session
 from poem.batch import Chunk
+from poem.dataclass import dataclass
 from poem.graph import Graph, Node, Ref
 
 RUNS = 12

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import numpy as np
 
 from interp import Session
 from poem.batch import Chunk
+from poem.dataclass import dataclass
 from poem.errors import UsageError
 from poem.tokenizer import Tokenizer
 

@@ -1,9 +1,11 @@
 """What a check found, as plain data: what the text, JSON and HTML reports are rendered from."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 import numpy as np
+
+from poem.dataclass import dataclass
 
 Verdict = Literal["agrees", "differs", "traced"]
 SCHEMA = 1

@@ -7,13 +7,14 @@ lie. `geometry` packs both into the integer arrays that ops read (`Geometry`).
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
 import numpy as np
 
+from poem.dataclass import dataclass
 from poem.errors import UsageError
 
 

@@ -1,9 +1,10 @@
 """The packages of the search path: what loads, what does not, and which model id belongs to whom."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from poem.dataclass import dataclass
 from poem.errors import PackageError, PoemError
 from poem.language.search_path import default_roots, list_packages
 from poem.package import Package, load_package

@@ -1,12 +1,13 @@
 """The decoding loop: prompts in, token ids out, several sequences as one ragged batch."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from poem.batch import Batch, Chunk
+from poem.dataclass import dataclass
 from poem.errors import PoemError, UsageError
 from poem.sampling import Sampling, choose, log_probability
 

@@ -6,20 +6,14 @@ values, params, caches or the `inputs` handle through `Ref`; attributes are plai
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, Literal, NamedTuple
 
+from poem.dataclass import dataclass
 from poem.errors import Frame
 
 API_VERSION = 1
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def record(cls: type[T]) -> type[T]:
-    """A dataclass that is frozen for the type checker. A trace makes thousands, and to freeze one costs more than to make it."""
-    return dataclass(slots=True)(cls)
 
 
 class ValueType(NamedTuple):
@@ -56,7 +50,7 @@ class Cut:
     heads: tuple[int, ...] = ()
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class Param:
     """A laid-out weight: its name is its field path."""
 
@@ -78,7 +72,7 @@ class Space:
     window: int | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class Cache:
     """A row of a kv space (`kind` "kv") or a per-sequence slab (`kind` "state")."""
 
@@ -110,7 +104,7 @@ class Input:
         return f"{self.method}({', '.join(map(str, self.arguments.values()))})" if self.arguments else self.method
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class Value:
     """A matrix, a plan or a mask. `producer` is ("input", input id) or ("node", node id, result index)."""
 
@@ -120,7 +114,7 @@ class Value:
     producer: tuple[Any, ...]
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class Node:
     """One op call. Recording order is a valid execution order."""
 

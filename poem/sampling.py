@@ -1,10 +1,10 @@
 """How the next token is chosen from logits: temperature, then top-k, then top-p, then min-p, then one draw."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from poem.dataclass import dataclass
 from poem.errors import PoemError, UsageError
 
 

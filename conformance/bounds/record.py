@@ -1,7 +1,7 @@
 """The record of bounds: one function per op, from operands to how far arithmetic may be from the exact result."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from conformance.arithmetic import PRECISION, Arithmetic, half_spacing
 from conformance.running import Running
 from poem.batch import Geometry
+from poem.dataclass import dataclass
 from poem.ops import REGISTRY
 
 # A bound function gets the arithmetic, the exact results, and the op's operands and attributes by parameter name: float values

@@ -9,9 +9,10 @@ that leaving one out shows. `python -m conformance.originals OUT/NAME GOLDEN` th
 
 import argparse
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from poem.dataclass import dataclass
 
 SEED = 20240731
 TOKENS = 24  # longer than any mini's window

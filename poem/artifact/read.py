@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from poem.artifact.container import Container, corrupt
 from poem.artifact.write import FORMAT
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
 from poem.errors import CheckpointError, PoemError

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from poem.checkpoint.files import MappedFile
+from poem.dataclass import dataclass
 from poem.dtypes import LEAF_BITS, Dtype
 from poem.dtypes.tensor import STORAGE, Tensor
 

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from poem.dataclass import dataclass
 from poem.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
+from poem.dataclass import dataclass
 from poem.errors import UsageError
 from poem.generate import Finish, Session, Token, generate_batch
 from poem.sampling import Sampling

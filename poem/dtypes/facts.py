@@ -1,11 +1,11 @@
 """What can be said of a dtype from its term alone: formula, range, worst error, groups. `poem dtypes` and the docs print it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
+from poem.dataclass import dataclass
 from poem.dtypes import leaves
 from poem.dtypes.dtype import FLOATS, KV_DTYPES, NICKNAMES, RESERVED, WEIGHT_DTYPES, Dtype
 from poem.dtypes.term import LEAF_BITS, Grouped, Leaf, Plane, Term

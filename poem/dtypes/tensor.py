@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from poem.dataclass import dataclass
 from poem.dtypes import groups
 from poem.dtypes.dtype import Dtype
 from poem.dtypes.leaves import STORAGE

@@ -11,9 +11,10 @@ Sizes, plane shapes, packing and slicing all follow from the term; nothing here 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
+
+from poem.dataclass import dataclass
 
 LEAF_BITS = {
     "f64": 64, "f32": 32, "f16": 16, "bf16": 16,

@@ -7,9 +7,10 @@ Every object carries `where`, the user frames that made it, outermost first.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, Protocol, TypeGuard
 
+from poem.dataclass import dataclass
 from poem.errors import Frame
 
 Where = tuple[Frame, ...]

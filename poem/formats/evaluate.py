@@ -1,11 +1,11 @@
 """Expressions over an open checkpoint, as lazy arrays."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from poem.checkpoint import Checkpoint
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.formats import declared
 from poem.formats import lazy as arrays

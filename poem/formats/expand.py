@@ -6,8 +6,9 @@ left side, so a model of two layers reads only layers 0 and 1 of a whole checkpo
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from poem.dataclass import dataclass
 from poem.errors import PackageError, PoemError
 from poem.formats.declared import Left, Pair, ReadStatement, Rows, Src, Stack, Where, parts_of
 from poem.formats.paths import Match, Paths, pattern, placeholders

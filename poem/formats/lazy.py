@@ -7,7 +7,7 @@ Quantised weights keep their codes and scales through selections and joins, as v
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from poem.checkpoint import planes
 from poem.checkpoint.planes import Chosen
 from poem.checkpoint.stored import Factors, Stored
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype, leaves, slicing
 from poem.dtypes.tensor import STORAGE, Tensor
 

@@ -1,10 +1,11 @@
 """`plan_import`: which deployment and which format a checkpoint is."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from poem.checkpoint import Checkpoint, Stored
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.errors import CheckpointError, PoemError
 from poem.formats.declared import Format

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from poem.checkpoint import Checkpoint
+from poem.dataclass import dataclass
 from poem.errors import CheckpointError
 from poem.formats.expand import Expansion, Landing
 from poem.formats.lazy import Use

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from poem.checkpoint.planes import GroupSplit, TileBoundary
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype, slicing
 from poem.dtypes.tensor import STORAGE, Tensor
 from poem.dtypes.term import Grouped

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from poem.checkpoint import Checkpoint, Stored
 from poem.checkpoint.families.common import ACTIVATION_SCALES
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError

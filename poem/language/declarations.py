@@ -4,8 +4,9 @@ Every declaration keeps `where`, the user frames that made it; it takes no part 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.errors import Frame
 from poem.graph import Param

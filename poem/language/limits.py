@@ -1,7 +1,8 @@
 """How much a package may use. Package text is untrusted: each limit has its own error."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from poem.dataclass import dataclass
 
 
 @dataclass

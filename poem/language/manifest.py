@@ -1,9 +1,9 @@
 """The manifest of a package: MODELS, DEPLOYMENTS and PUBLISHED, checked against each other."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.errors import Frame, PackageError
 from poem.language.declarations import Deployment, Model, Published

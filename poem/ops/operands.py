@@ -1,8 +1,9 @@
 """What an op may be called with, as its type rule sees it."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
+from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.errors import Frame
 from poem.graph import Cache, Cut, Node, Space

@@ -26,10 +26,10 @@ import struct
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+from poem.dataclass import dataclass
 from poem.dtypes import FLOATS, Dtype
 from poem.graph import ValueType
 from poem.ops.operands import CacheHandle, Convolution, GridRule, Inputs, Scaling, Segment, Value, Weight

@@ -10,8 +10,10 @@ MiniMax M2, Hy3, Qwen).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from poem.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

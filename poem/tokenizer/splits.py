@@ -5,7 +5,7 @@ are those of the models' own tokenizer.json; each splits what the ones before it
 kept. Names follow llama.cpp's list.
 """
 
-from dataclasses import dataclass
+from poem.dataclass import dataclass
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"

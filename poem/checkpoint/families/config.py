@@ -8,8 +8,10 @@ forms of GPTQ, the bits of MLX words). It is written in `config.json` (`quantiza
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
+
+from poem.dataclass import dataclass
 
 FP8, NVFP4, MXFP4, MLX, PACKED, WORDS = "FP8", "NVFP4", "MXFP4", "MLX", "compressed-tensors", "AWQ or GPTQ"
 BITS = (2, 4, 8)

@@ -1,11 +1,12 @@
 """Builtins of the formats phase: formats, expressions, queries of an open checkpoint, stated values, `reads`."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import starlark
 
+from poem.dataclass import dataclass
 from poem.dtypes import FLOATS
 from poem.errors import PackageError
 from poem.formats.declared import (

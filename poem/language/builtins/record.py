@@ -2,12 +2,12 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any
 
 import starlark
 
+from poem.dataclass import dataclass
 from poem.errors import PoemError
 from poem.language.binding import Parameter, bind, parameters_of
 from poem.language.evaluation import CURRENT, PHASES, Call, Evaluation, Phase
