@@ -33,6 +33,13 @@ template <bool FIRST, class A, class B> POEM_DEVICE auto& either(A& a, B& b) {
   else return b;
 }
 
+// f(i) for the numbers i below COUNT that are thread t's, one out of T. How many those are is known to the compiler.
+template <int COUNT, int T, class F> POEM_DEVICE void share(int t, F f) {
+#pragma unroll
+  for (int n = 0; n < (COUNT + T - 1) / T; ++n)
+    if (COUNT % T == 0 || n * T + t < COUNT) f(n * T + t);
+}
+
 template <class F, class X, class MATH> struct Walk {
   static constexpr bool FP8 = sizeof(MATH) == 1;
   static constexpr int SPAN = FP8 ? 128 : F::BITS == 16 || (F::PROMOTED && F::GROUP == 32) ? 32 : 64, RUN = SPAN / 4;
@@ -55,6 +62,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
   constexpr int X_AT = BM * W_ROW, GAIN_AT = X_AT + BN * X_ROW, OFFSET_AT = GAIN_AT + GAINS * BM * sizeof(Gain);
   constexpr int SCALE_AT = OFFSET_AT + (F::HAS_OFFSET ? GAINS * BM * (int)sizeof(Gain) : 0), STAGE = SCALE_AT + (SCALED_X ? BK / 128 * BN * 4 : 0);
   constexpr int BO = ACT ? BM / 2 : BM;   // columns of out
+  constexpr int STEPS_UNROLLED = Walk::FP8 && SLICED ? 1 : Walk::STEPS;       // beside three sums, registers hold the operands of one
+  constexpr int SLICES_UNROLLED = MT * NT < 16 ? 16 / (MT * NT) : 1;          // 16 loads under way
   static_assert(WM % (ACT ? 32 : 16) == 0 && WN % 8 == 0 && BK % Walk::SPAN == 0 && (!SCALED_X || BK % 128 == 0), "tile shape");
   POEM_DYNAMIC_SHARED(memory);
   const int t = threadIdx.x, lane = t % 32, g = lane / 4, q = lane % 4, warp = t / 32;
@@ -73,32 +82,32 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
   };
   auto load_gains = [&](const Gain* from, uint32_t to, int kt) -> void {
     constexpr int PIECE = 16 / sizeof(Gain), PIECES = BM / PIECE;
-    for (int i = t; i < GAINS * PIECES; i += T) {
+    share<GAINS * PIECES, T>(t, [&](int i) -> void {
       const int r = i % PIECES * PIECE, k = kt * BK + i / PIECES * GROUP, row = weight_row(r);
       const bool inside = row >= 0 && k < width;
       cp_async(to + i * 16, from + (inside ? (size_t)(k / GROUP) * gain_stride + row : 0), inside ? 16 : 0);
-    }
+    });
   };
   auto load_stage = [&](int kt) -> void {
     const uint32_t stage = base + (kt - first) % STAGES * STAGE;
-    for (int i = t; i < BM * (W_ROW / 16); i += T) {
+    share<BM * (W_ROW / 16), T>(t, [&](int i) -> void {
       const int r = i / (W_ROW / 16), byte = i % (W_ROW / 16) * 16, k = kt * BK + byte * 8 / F::BITS, row = weight_row(r);
       const bool inside = row >= 0 && k < width;
       cp_async(stage + place<W_ROW, Walk::W_RUN>(r, byte), code + (inside ? ((size_t)row * width + k) * F::BITS / 8 : 0), inside ? 16 : 0);
-    }
-    for (int i = t; i < BN * (X_ROW / 16); i += T) {
+    });
+    share<BN * (X_ROW / 16), T>(t, [&](int i) -> void {
       const int r = i / (X_ROW / 16), byte = i % (X_ROW / 16) * 16, k = kt * BK + byte / (int)sizeof(X);
       const bool inside = n0 + r < rows && k < width;
       cp_async(stage + X_AT + place<X_ROW, Walk::X_RUN>(r, byte), x + (inside ? (size_t)(n0 + r) * width + k : 0), inside ? 16 : 0);
-    }
+    });
     if constexpr (GAINS > 0) load_gains(gain, stage + GAIN_AT, kt);
     if constexpr (F::HAS_OFFSET) load_gains(offset, stage + OFFSET_AT, kt);
     if constexpr (SCALED_X) {
-      for (int i = t; i < BK / 128 * (BN / 4); i += T) {
+      share<BK / 128 * (BN / 4), T>(t, [&](int i) -> void {
         const int r = i % (BN / 4) * 4, k = kt * BK + i / (BN / 4) * 128;
         const bool inside = n0 + r < rows && k < width;
         cp_async(stage + SCALE_AT + i * 16, x_scale + (inside ? (size_t)(k / 128) * scale_stride + n0 + r : 0), inside ? 16 : 0);
-      }
+      });
     }
   };
 
@@ -131,7 +140,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
       float part[F::PROMOTED ? MT : 1][NT][4] = {};          // of this span, without gains
       float x_sums[F::HAS_OFFSET ? NT : 1][4] = {};          // of x over this span
       uint32_t codes[MT][2][Walk::LOAD / 4];
-#pragma unroll
+#pragma unroll STEPS_UNROLLED
       for (int step = 0; step < Walk::STEPS; ++step) {
         uint32_t b[NT][Walk::PAIRS];
 #pragma unroll
@@ -254,14 +263,18 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
 #pragma unroll
     for (int i = 0; i < MT; ++i)
 #pragma unroll
-      for (int j = 0; j < NT; ++j) {
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (unsigned z = 0; z < gridDim.z; ++z) {
-          const float4 p = slices[(size_t)(z * MT * NT + i * NT + j) * T];
-          v = make_float4(v.x + p.x, v.y + p.y, v.z + p.z, v.w + p.w);
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[i][j][e] = 0.0f;
+#pragma unroll SLICES_UNROLLED
+    for (unsigned z = 0; z < gridDim.z; ++z)
+#pragma unroll
+      for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+          const float4 v = slices[(size_t)(z * MT * NT + i * NT + j) * T];
+          sum[i][j][0] += v.x, sum[i][j][1] += v.y, sum[i][j][2] += v.z, sum[i][j][3] += v.w;
         }
-        sum[i][j][0] = v.x, sum[i][j][1] = v.y, sum[i][j][2] = v.z, sum[i][j][3] = v.w;
-      }
   }
 
   // Results are turned in shared memory, so that rows of out are stored 16 bytes at a time.
@@ -270,7 +283,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
   __syncthreads();
   auto finished = [&](int i, int j, int e) -> OUT {
     float v = sum[i][j][e];
-    if (row_gain) {
+    if constexpr (F::ROW_GAIN) {
       const int row = weight_row(wm + i * 16 + e / 2 * 8 + g);
       v *= row < 0 ? 0.0f : row_gain[row];
     }
@@ -294,6 +307,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
     OUT* const to = out + (size_t)(n0 + r) * outputs + m0 + c;
     if (outputs % VEC == 0) *reinterpret_cast<Pack<OUT, VEC>*>(to) = *reinterpret_cast<const Pack<OUT, VEC>*>(from);
     else
+#pragma unroll 1
       for (int e = 0; e < VEC && m0 + c + e < outputs; ++e) to[e] = from[e];
   }
 }

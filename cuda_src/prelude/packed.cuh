@@ -38,7 +38,7 @@ struct NoFactor {};
 // ---------------------------------------------------------------------------------------------------------- plain bf16
 struct Plain {
   static constexpr int BITS = 16, GROUP = 0, WORDS = 4, SPREAD = 1;
-  static constexpr bool PROMOTED = false, HAS_OFFSET = false;
+  static constexpr bool PROMOTED = false, HAS_OFFSET = false, ROW_GAIN = false;
   using Gain = uint8_t;
   using Factor = NoFactor;
   POEM_DEVICE static Factor factor(Gain, Gain) { return {}; }
@@ -69,7 +69,7 @@ struct E4m3 {
 // One gain for each row, applied to the finished sum.
 struct E4m3Rows : E4m3 {
   static constexpr int GROUP = 0;
-  static constexpr bool PROMOTED = false, HAS_OFFSET = false;
+  static constexpr bool PROMOTED = false, HAS_OFFSET = false, ROW_GAIN = true;
   using Gain = uint8_t;
   using Factor = NoFactor;
   POEM_DEVICE static Factor factor(Gain, Gain) { return {}; }
@@ -79,7 +79,7 @@ struct GainOnly { float gain; };
 // One float gain for each 128 columns.
 struct E4m3Tiles : E4m3 {
   static constexpr int GROUP = 128;
-  static constexpr bool PROMOTED = true, HAS_OFFSET = false;
+  static constexpr bool PROMOTED = true, HAS_OFFSET = false, ROW_GAIN = false;
   using Gain = float;
   using Factor = GainOnly;
   POEM_DEVICE static Factor factor(Gain gain, Gain) { return {gain}; }
@@ -95,7 +95,7 @@ struct AffineFactor {
 };
 template <int BITS_, int GROUP_> struct Affine {
   static constexpr int BITS = BITS_, GROUP = GROUP_, WORDS = BITS == 8 ? 2 : 1, SPREAD = BITS == 8 ? 1 : 16 / BITS;
-  static constexpr bool PROMOTED = true, HAS_OFFSET = true;
+  static constexpr bool PROMOTED = true, HAS_OFFSET = true, ROW_GAIN = false;
   static constexpr float LARGEST = (1 << BITS) - 1, BIAS = BITS == 8 ? 0 : 128;
   static_assert(BITS == 2 || BITS == 4 || BITS == 8, "codes of 2, 4 or 8 bits");
   using Gain = bf16;
@@ -142,11 +142,13 @@ struct E2m1 {
 // A gain for each 16 columns, and one for the row, applied to the finished sum.
 struct Nvfp4 : E2m1 {
   static constexpr int GROUP = 16;
+  static constexpr bool ROW_GAIN = true;
   using Gain = e4m3;
   POEM_DEVICE static Factor factor(Gain gain, Gain) { return {both(to_float(gain))}; }
 };
 struct Mxfp4 : E2m1 {
   static constexpr int GROUP = 32;
+  static constexpr bool ROW_GAIN = false;
   using Gain = e8m0;
   POEM_DEVICE static Factor factor(Gain gain, Gain) { return {both(to_float(gain))}; }
 };

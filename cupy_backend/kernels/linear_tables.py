@@ -72,8 +72,9 @@ TILES = (
 FEW_ROWS = 16
 FEWEST_STAGES = 3  # with two, loading waits for multiplying
 # Where sums are promoted or cut into slices, a thread holds them twice or three times: tiles of more rows would not fit its registers, but
-# for sums of 8-bit products, whose operands need no decoding.
+# for sums of 8-bit products, whose operands need no decoding. Other architectures than these turn such operands into f16 for mma.sync.
 MOST_ROWS_OF_TWO_SUMS = 64
+PRODUCTS_OF_CODES = ("sm_89", "sm_120a")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def cut(rows: int, outputs: int, width: int, dtype: Dtype, arch: str, *, batch_i
     With batch_invariant neither the slices nor the order within them depend on rows.
     """
     kernel = format_of(dtype)
-    narrow = kernel.promoted and (batch_invariant or not multiplies_codes(dtype, arch))
+    narrow = kernel.promoted and (batch_invariant or dtype.act is None or arch not in PRODUCTS_OF_CODES)
     room = SHARED[arch] - STATIC_SHARED
 
     def columns_of(tile: Tile) -> int:
