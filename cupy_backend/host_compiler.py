@@ -24,12 +24,15 @@ COMMON = (
     "-std=c++20", "-fPIC", "-g1", "-gdwarf-4", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-threadsafe-statics", "-fno-gnu-unique",
     "-U_FORTIFY_SOURCE", "-DPOEM_EMULATED=1", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-psabi",
 )  # fmt: skip
-# Checked: g++ inserts a call for every access, misaligned pointer and index outside an array. The emulator answers it; the sanitizers'
-# libraries are not linked.
+# Checked: g++ inserts a call for every access, misaligned pointer, and index or pointer outside an array. The emulator answers it; the
+# sanitizers' libraries are not linked. Variables that nobody set hold nonsense.
 MODES: dict[Mode, tuple[str, ...]] = {
     "fast": ("-O2",),
-    "checked": ("-O1", "-fsanitize=thread,alignment,bounds-strict", "--param=tsan-instrument-func-entry-exit=0"),
-}
+    "checked": (
+        "-O1", "-fsanitize=thread,alignment,bounds-strict,object-size", "--param=tsan-instrument-func-entry-exit=0",
+        "-ftrivial-auto-var-init=pattern",
+    ),
+}  # fmt: skip
 
 
 @lru_cache

@@ -287,18 +287,20 @@ void __ubsan_handle_out_of_bounds(ArrayUse* use, void* index) {
   poem::emu::fail("emu.bounds", poem::emu::concat("index ", (long long)index, " of an array ", use->type + 4),
                   poem::emu::Site{use->file, (int)use->line});
 }
-// Called, by -fsanitize=alignment, where a pointer to a type of this alignment is misaligned: loads of vectors may be split before they are
-// counted.
+// Called, by -fsanitize=alignment and object-size, where a pointer to a type is not aligned as the type is, or points to less than it:
+// loads of vectors may be split before they are counted, and threads' own arrays are not watched.
 struct PointerUse {
   const char* file;
   uint32_t line, column;
   const char* type;  // after two numbers of 16 bits, its name
   uint8_t log_alignment, kind;
 };
-void __ubsan_handle_type_mismatch_v1(PointerUse* use, void*) {
-  poem::emu::fail(
-      "emu.misaligned",
-      poem::emu::concat("an access through a pointer to ", use->type + 4, ", which must be aligned to ", 1 << use->log_alignment, " bytes"),
-      poem::emu::Site{use->file, (int)use->line});
+void __ubsan_handle_type_mismatch_v1(PointerUse* use, void* pointer) {
+  const auto alignment = (uintptr_t)1 << use->log_alignment;
+  const bool misaligned = reinterpret_cast<uintptr_t>(pointer) % alignment;
+  const std::string what =
+      poem::emu::concat("an access through a pointer to ", use->type + 4, ", which ",
+                        misaligned ? poem::emu::concat("must be aligned to ", alignment, " bytes") : "points past a variable");
+  poem::emu::fail(misaligned ? "emu.misaligned" : "emu.bounds", what, poem::emu::Site{use->file, (int)use->line});
 }
 }

@@ -35,6 +35,8 @@ RULES = [
     Rule("constant_load", "emu.read-only", "for memory that the launch does not write, and it writes `out`"),
     Rule("null_pointer", "emu.bounds", "read of 4 bytes outside every argument"),
     Rule("array_bounds", "emu.bounds", "index 4 of an array 'unsigned int [4]'"),
+    Rule("pointer_bounds", "emu.bounds", "an access through a pointer to 'uint32_t', which points past a variable"),
+    Rule("variable_set", "emu.bounds", "write of 4 bytes past the end of `out` [1024] u32, at `out`[2000]"),
     Rule("global_writes_apart", "emu.race", "write to `out`[0], which thread 0 wrote, with no barrier between"),
     Rule("global_barrier", "emu.race", "write to `out`[1], which thread 0 reads, with no barrier between"),
     Rule("global_barrier_before_reuse", "emu.race", "reads, with no barrier between"),

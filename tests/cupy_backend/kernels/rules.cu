@@ -36,6 +36,19 @@ RULE(array_bounds) {
   for (int i = 0; i < (RIGHT ? 4 : 5); ++i) own[i] = in[ME] + i;  // array_bounds
   out[ME] = own[in[ME] % 4];
 }
+POEM_DEVICE void fill(uint32_t* p, int count, uint32_t value) {
+  for (int i = 0; i < count; ++i) p[i] = value + i;  // pointer_bounds
+}
+RULE(pointer_bounds) {
+  uint32_t own[4];
+  fill(own, RIGHT ? 4 : 5, in[ME]);
+  out[ME] = own[in[ME] % 4];
+}
+RULE(variable_set) {
+  uint32_t own[4];
+  if (RIGHT) fill(own, 4, 0);
+  out[own[in[ME] % 4] > 3 ? 2000 : ME] = 1;  // variable_set
+}
 // Threads of one block see each other's writes after a barrier.
 RULE(global_writes_apart) { out[RIGHT ? ME : ME ^ ME % 2] = in[ME]; }  // global_writes_apart
 RULE(global_barrier) {
@@ -360,8 +373,8 @@ RULE(matrix_pattern) {
   wgmma_wait<0>();
   out[ME] = in[ME] + (uint32_t)d[0];
 }
-RULE(stack_size) {
+RULE(stack_size) {  // stack_size
   volatile uint32_t big[RIGHT ? 8 : 40000];
-  for (int i = 0; i < (RIGHT ? 8 : 40000); ++i) big[i] = in[ME];  // stack_size
+  for (int i = 0; i < (RIGHT ? 8 : 40000); ++i) big[i] = in[ME];
   out[ME] = big[3];
 }
