@@ -1,11 +1,12 @@
 // The wrappers of the prelude one by one: each kernel moves data to an instruction and its results out. What the emulator gives is
-// recorded (bench/on_gpu/selftest.py), and a device must give the same.
+// recorded (bench/on_gpu/selftest.py), and a device must give the same. All are templates, so that only those asked for are compiled.
 #include "prelude.cuh"
 using namespace poem;
 #define ME (blockIdx.x * blockDim.x + threadIdx.x)
 
 // ----------------------------------------------------------------------------------------------------------------- numbers
 // Every format that x can be rounded to; x and all outputs have n elements, n a multiple of 2.
+template <class = void>
 __global__ void encode(const float* x, uint16_t* as_bf16, uint16_t* as_f16, uint8_t* as_e4m3, uint8_t* as_e5m2, uint8_t* as_e2m1, int n) {
   for (int i = 2 * (blockIdx.x * blockDim.x + threadIdx.x); i < n; i += 2 * gridDim.x * blockDim.x) {
     const float a = x[i], b = x[i + 1];
@@ -23,7 +24,7 @@ template <class T> __global__ void decode(const T* codes, float* values, int n) 
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) values[i] = to_float(codes[i]);
 }
 // The pairs of 8- and 4-bit codes: values of all 65536 pairs, and of all 256.
-__global__ void decode_pairs(float2* of_e4m3, float2* of_e5m2, float2* of_e2m1) {
+template <class = void> __global__ void decode_pairs(float2* of_e4m3, float2* of_e5m2, float2* of_e2m1) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   of_e4m3[i] = unpack_e4m3((uint16_t)i);
   of_e5m2[i] = unpack_e5m2((uint16_t)i);
@@ -42,6 +43,7 @@ template <class F> __global__ void decode_stored(const uint32_t* codes, const ty
   if constexpr (F::HAS_OFFSET) parts[ME] = make_float2(factor.gain, factor.rest);
   else parts[ME] = make_float2(0, 0);
 }
+template <class = void>
 __global__ void approximate(const float* x, float* exp2, float* log2, float* reciprocal, float* rsqrt, float* tanh, int n) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
     exp2[i] = exp2_approx(x[i]);
@@ -189,7 +191,8 @@ __global__ void store_box(const __grid_constant__ TensorMap map, const uint32_t*
   }
 }
 // Two blocks load half of the rows each, for both.
-__global__ void __cluster_dims__(2, 1, 1) share_box(const __grid_constant__ TensorMap map, uint32_t* image, int bytes, int rows) {
+template <class = void> __global__ void __cluster_dims__(2, 1, 1)
+    share_box(const __grid_constant__ TensorMap map, uint32_t* image, int bytes, int rows) {
   POEM_DYNAMIC_SHARED(memory);
   POEM_SHARED(uint64_t, bars, [1]);
   const uint32_t bar = shared_address(bars), rank = cluster_rank();
@@ -207,7 +210,7 @@ __global__ void __cluster_dims__(2, 1, 1) share_box(const __grid_constant__ Tens
   cluster_sync();
 }
 // 8 pieces of 512 bytes through a ring of two: thread 128 loads, 128 threads take.
-__global__ void bulk_ring(const uint32_t* x, uint32_t* out) {
+template <class = void> __global__ void bulk_ring(const uint32_t* x, uint32_t* out) {
   POEM_SHARED(uint64_t, bars, [4]);
   POEM_SHARED(uint32_t, words, [2 * 128]);
   const int t = threadIdx.x;
@@ -235,7 +238,7 @@ __global__ void bulk_ring(const uint32_t* x, uint32_t* out) {
       mbarrier_arrive(empty + 8 * s);
     }
 }
-__global__ void bulk_out(const uint32_t* x, uint32_t* out) {
+template <class = void> __global__ void bulk_out(const uint32_t* x, uint32_t* out) {
   POEM_SHARED(uint32_t, words, [2 * 128]);
   words[threadIdx.x] = x[threadIdx.x];
   words[128 + threadIdx.x] = ~x[threadIdx.x];
@@ -258,7 +261,7 @@ template <class V> __global__ void load_words(const V* x, V* out) {
   out[2 * ME + 1] = load_streaming(x + (blockDim.x * gridDim.x - 1 - ME));
 }
 // `cells` belong to all threads, `own` two to each.
-__global__ void atomics(const uint32_t* x, uint32_t* cells, uint32_t* own, uint32_t* before) {
+template <class = void> __global__ void atomics(const uint32_t* x, uint32_t* cells, uint32_t* own, uint32_t* before) {
   const uint32_t v = x[ME];
   uint32_t* mine = own + 2 * ME;
   atomicAdd(cells, v);
@@ -276,7 +279,7 @@ __global__ void atomics(const uint32_t* x, uint32_t* cells, uint32_t* own, uint3
   before[4 * ME + 3] = atomicAdd(mine + 1, v);
 }
 // The last block to arrive adds up what all wrote.
-__global__ void last_block(const uint32_t* x, uint32_t* parts, uint32_t* count, uint32_t* sums) {
+template <class = void> __global__ void last_block(const uint32_t* x, uint32_t* parts, uint32_t* count, uint32_t* sums) {
   POEM_SHARED(uint32_t, arrived, [1]);
   parts[ME] = 3 * x[ME];
   __syncthreads();
@@ -288,7 +291,7 @@ __global__ void last_block(const uint32_t* x, uint32_t* parts, uint32_t* count, 
   sums[threadIdx.x] = sum;
 }
 // Two blocks: who sees the other's flag sees what it wrote before. Always 1.
-__global__ void published(const uint32_t* x, uint32_t* data, uint32_t* flags, uint32_t* right) {
+template <class = void> __global__ void published(const uint32_t* x, uint32_t* data, uint32_t* flags, uint32_t* right) {
   POEM_SHARED(uint32_t, seen, [1]);
   data[ME] = x[ME];
   __syncthreads();
@@ -316,7 +319,7 @@ template <int SIZE> __global__ void copy(const uint8_t* x, const int* bytes, uin
   __syncthreads();
   for (int i = t; i < 32 * SIZE; i += 128) out[32 * SIZE + i] = words[32 * SIZE + i];
 }
-__global__ void copy_to_mbarrier(const uint32_t* x, uint32_t* out) {
+template <class = void> __global__ void copy_to_mbarrier(const uint32_t* x, uint32_t* out) {
   POEM_SHARED(uint64_t, bars, [1]);
   POEM_SHARED(uint32_t, words, [2 * 128]);
   const int t = threadIdx.x;
@@ -332,7 +335,7 @@ __global__ void copy_to_mbarrier(const uint32_t* x, uint32_t* out) {
 
 // ------------------------------------------------------------------------------------------- barriers, warps, clusters, launches
 // Two warps hand over to two others, which then wait for each other.
-__global__ void named_barriers(const uint32_t* x, uint32_t* out) {
+template <class = void> __global__ void named_barriers(const uint32_t* x, uint32_t* out) {
   POEM_SHARED(uint32_t, words, [128]);
   const int t = threadIdx.x;
   if (t < 64) {
@@ -347,7 +350,7 @@ __global__ void named_barriers(const uint32_t* x, uint32_t* out) {
   }
 }
 // 16 words for each of 128 threads. The elected lane may be any, but one and always the same.
-__global__ void warp_functions(const uint32_t* x, uint32_t* out) {
+template <class = void> __global__ void warp_functions(const uint32_t* x, uint32_t* out) {
   const uint32_t v = x[ME];
   const int lane = threadIdx.x % 32;
   uint32_t* o = out + 16 * ME;
@@ -373,7 +376,7 @@ __global__ void warp_functions(const uint32_t* x, uint32_t* out) {
   o[15] = half;
 }
 // What a block of the cluster gets from the other one. 4 words for each thread.
-__global__ void __cluster_dims__(2, 1, 1) exchange(const uint32_t* x, uint32_t* out) {
+template <class = void> __global__ void __cluster_dims__(2, 1, 1) exchange(const uint32_t* x, uint32_t* out) {
   POEM_SHARED(uint64_t, bars, [1]);
   POEM_SHARED(uint32_t, words, [128]);
   const uint32_t bar = shared_address(bars), other = cluster_rank() ^ 1;
@@ -394,19 +397,19 @@ __global__ void __cluster_dims__(2, 1, 1) exchange(const uint32_t* x, uint32_t* 
   cluster_sync();
 }
 // Three warpgroups: one gives registers back, two take them.
-__global__ void __launch_bounds__(384, 1) register_budgets(const uint32_t* x, uint32_t* out) {
+template <class = void> __global__ void __launch_bounds__(384, 1) register_budgets(const uint32_t* x, uint32_t* out) {
   if (threadIdx.x < 128) release_registers<40>();
   else acquire_registers<232>();
   out[threadIdx.x] = 3 * x[threadIdx.x] + 1;
 }
 // Launched several times, each overlapping the one before.
-__global__ void relay(const uint32_t* x, uint32_t* out) {
+template <class = void> __global__ void relay(const uint32_t* x, uint32_t* out) {
   grid_dependency_wait();
   out[ME] = 3 * x[ME] + 1;
   grid_dependency_launch();
 }
 // How shared memory is laid out: what static and dynamic memory are aligned to.
-__global__ void alignment(uint32_t* out) {
+template <class = void> __global__ void alignment(uint32_t* out) {
   POEM_DYNAMIC_SHARED(memory);
   POEM_SHARED(uint8_t, odd, [33]);
   POEM_SHARED(uint32_t, words, [32]);
@@ -420,7 +423,7 @@ __global__ void alignment(uint32_t* out) {
 
 // ------------------------------------------------------------------------------------------------------------- functions
 // Those that round correctly or not at all: each result n numbers, one after another.
-__global__ void exact_functions(const float* x, const float* y, float* out, int* whole, int n) {
+template <class = void> __global__ void exact_functions(const float* x, const float* y, float* out, int* whole, int n) {
   for (int i = ME; i < n; i += gridDim.x * blockDim.x) {
     const float a = x[i], b = y[i];
     int exponent;
@@ -449,7 +452,7 @@ __global__ void exact_functions(const float* x, const float* y, float* out, int*
     for (int k = 0; k < (int)(sizeof(integers) / sizeof(int)); ++k) whole[k * n + i] = integers[k];
   }
 }
-__global__ void exact_doubles(const double* x, const double* y, double* out, int n) {
+template <class = void> __global__ void exact_doubles(const double* x, const double* y, double* out, int n) {
   for (int i = ME; i < n; i += gridDim.x * blockDim.x) {
     const double a = x[i], b = y[i];
     const double results[] = {sqrt(fabs(a)), fma(a, b, -a), a / b, fmin(a, b), fmax(a, b), floor(a), ceil(a), rint(a)};
@@ -457,7 +460,7 @@ __global__ void exact_doubles(const double* x, const double* y, double* out, int
   }
 }
 // Those that err by a stated number of units in the last place. x is any number, p a positive one.
-__global__ void functions(const float* x, const float* p, float* out, int n) {
+template <class = void> __global__ void functions(const float* x, const float* p, float* out, int n) {
   for (int i = ME; i < n; i += gridDim.x * blockDim.x) {
     const float a = x[i], b = p[i];
     const float results[] = {
@@ -481,7 +484,7 @@ __global__ void functions(const float* x, const float* p, float* out, int n) {
     for (int k = 0; k < (int)(sizeof(results) / sizeof(float)); ++k) out[k * n + i] = results[k];
   }
 }
-__global__ void doubles(const double* x, const double* p, double* out, int n) {
+template <class = void> __global__ void doubles(const double* x, const double* p, double* out, int n) {
   for (int i = ME; i < n; i += gridDim.x * blockDim.x) {
     const double results[] = {exp(x[i]), log(p[i]), log1p(p[i]), pow(p[i], x[i])};
     for (int k = 0; k < 4; ++k) out[k * n + i] = results[k];

@@ -136,7 +136,7 @@ def conversions() -> Iterator[Case]:
     x = numbers()
     n = len(x)
     packed = {f"as_{leaf}": Out((n,), leaf) for leaf in ("bf16", "f16", "e4m3", "e5m2")} | {"as_e2m1": Out((n // 2,), "u8")}
-    yield case("pack", "encode", 256, {"x": x, **packed, "n": n}, blocks=4)
+    yield case("pack", "encode<>", 256, {"x": x, **packed, "n": n}, blocks=4)
     for leaf in ("bf16", "f16", "e4m3", "e5m2"):
         yield case(f"from_float<{leaf}>", f"encode_one<{leaf}>", 256, {"x": x, "codes": Out((n,), leaf), "n": n}, blocks=4)
     for leaf in ("bf16", "f16", "e4m3", "e5m2", "e8m0"):
@@ -144,7 +144,7 @@ def conversions() -> Iterator[Case]:
         given: dict[str, Given] = {"codes": codes, "values": Out((len(codes),), "f32"), "n": len(codes)}
         yield case(f"to_float({leaf})", f"decode<{leaf}>", 256, given, blocks=4)
     pairs = {"of_e4m3": Out((1 << 16, 2), "f32"), "of_e5m2": Out((1 << 16, 2), "f32"), "of_e2m1": Out((256, 2), "f32")}
-    yield case("unpack 8 and 4 bits", "decode_pairs", 256, pairs, blocks=256)
+    yield case("unpack 8 and 4 bits", "decode_pairs<>", 256, pairs, blocks=256)
     every = np.arange(1 << 16, dtype=np.uint32) | np.arange(1 << 16, dtype=np.uint32)[::-1] << 16
     for leaf in ("bf16", "f16"):
         yield case(f"unpack<{leaf}>", f"decode_halves<{leaf}>", 256, {"pairs": every, "values": Out((1 << 16, 2), "f32")}, blocks=256)
@@ -186,7 +186,7 @@ def arithmetic() -> Iterator[Case]:
     approximated = {name: Out((n + 8,), "f32") for name in ("exp2", "log2", "reciprocal", "rsqrt", "tanh")}
     inputs = np.concatenate([x.astype(np.float32), special])
     yield case(
-        "approximate functions", "approximate", 256, {"x": inputs, **approximated, "n": n + 8}, blocks=4, judge=judges.approximations
+        "approximate functions", "approximate<>", 256, {"x": inputs, **approximated, "n": n + 8}, blocks=4, judge=judges.approximations
     )
     for table in (0x6A, 0x96, 0xCA):
         triples = words(table, 3 * 128)
@@ -195,16 +195,16 @@ def arithmetic() -> Iterator[Case]:
     single = np.where(signs, -x, x).astype(np.float32)
     other = ordinary(57, n).astype(np.float32)
     given: dict[str, Given] = {"x": single, "y": other, "out": Out((18 * n,), "f32"), "whole": Out((10 * n,), "i32"), "n": n}
-    yield case("exact functions", "exact_functions", 256, given, blocks=4)
+    yield case("exact functions", "exact_functions<>", 256, given, blocks=4)
     double: dict[str, Given] = {"x": single * np.float64(1.0000000001), "y": other.astype(np.float64), "out": Out((8 * n,), "f64"), "n": n}
-    yield case("exact functions of doubles", "exact_doubles", 256, double, blocks=4)
+    yield case("exact functions of doubles", "exact_doubles<>", 256, double, blocks=4)
     argument, positive = uniform(60, n, -10, 10).astype(np.float32), np.exp2(uniform(61, n, -20, 20)).astype(np.float32)
     single_given: dict[str, Given] = {"x": argument, "p": positive, "out": Out((16 * n,), "f32"), "n": n}
-    yield case("functions", "functions", 256, single_given, blocks=4, judge=judges.functions)
+    yield case("functions", "functions<>", 256, single_given, blocks=4, judge=judges.functions)
     double_given: dict[str, Given] = {
         "x": argument.astype(np.float64), "p": positive.astype(np.float64), "out": Out((4 * n,), "f64"), "n": n,
     }  # fmt: skip
-    yield case("functions of doubles", "doubles", 256, double_given, blocks=4, judge=judges.doubles)
+    yield case("functions of doubles", "doubles<>", 256, double_given, blocks=4, judge=judges.doubles)
 
 
 # ------------------------------------------------------------------------------------------------------------ matrices of a warp
@@ -288,7 +288,7 @@ def warpgroups() -> Iterator[Case]:
         name = f"wgmma {dtype}, bits kept"
         yield case(name, kernel, 128, given, shared=image.nbytes, archs=HOPPER, judge=judges.kept_by_warpgroups(dtype))
     given = {"x": words(87, 384), "out": Out((384,), "u32")}
-    yield case("release_registers, acquire_registers", "register_budgets", 384, given, archs=HOPPER)
+    yield case("release_registers, acquire_registers", "register_budgets<>", 384, given, archs=HOPPER)
 
 
 def _image(seed: int, dtype: str) -> np.ndarray:
@@ -344,15 +344,15 @@ def copies() -> Iterator[Case]:
         "map": Tiles(words(120, 32 * 64).astype(np.uint16).reshape(32, 64), (16, 64), 128), "image": Out((2 * 32 * 32,), "u32"),
         "bytes": 2048, "rows": 16,
     }  # fmt: skip
-    yield case("tma_load_multicast to a cluster of 2", "share_box", 32, shared_box, blocks=2, cluster=2, shared=32768, archs=FROM_90)
-    yield case("bulk_load through a ring", "bulk_ring", 160, {"x": words(121, 1024), "out": Out((1024,), "u32")}, archs=FROM_90)
-    yield case("bulk_store", "bulk_out", 128, {"x": words(122, 128), "out": Out((256,), "u32")}, archs=FROM_90)
+    yield case("tma_load_multicast to a cluster of 2", "share_box<>", 32, shared_box, blocks=2, cluster=2, shared=32768, archs=FROM_90)
+    yield case("bulk_load through a ring", "bulk_ring<>", 160, {"x": words(121, 1024), "out": Out((1024,), "u32")}, archs=FROM_90)
+    yield case("bulk_store", "bulk_out<>", 128, {"x": words(122, 128), "out": Out((256,), "u32")}, archs=FROM_90)
     for size in (4, 8, 16):
         counts = (words(123, 128) % (size + 1)).astype(np.int32)
         given = {"x": words(124, 32 * size).view(np.uint8), "bytes": counts, "out": Out((64 * size,), "u32")}
         yield case(f"cp_async<{size}>", f"copy<{size}>", 128, given)
     given = {"x": words(125, 256), "out": Out((256,), "u32")}
-    yield case("cp_async_mbarrier_arrive", "copy_to_mbarrier", 128, given, archs=FROM_90)
+    yield case("cp_async_mbarrier_arrive", "copy_to_mbarrier<>", 128, given, archs=FROM_90)
     for width in (1, 2, 4):
         given = {"x": words(126, 256 * width), "out": Out((512 * width,), "u32")}
         yield case(f"load_constant, load_streaming of {4 * width} bytes", f"load_words<Pack<uint32_t, {width}>>", 128, given, blocks=2)
@@ -363,25 +363,25 @@ def memory_order() -> Iterator[Case]:
     given: dict[str, Given] = {
         "x": words(130, 256), "cells": Updated(cells), "own": Updated(words(131, 512)), "before": Out((1024,), "u32")
     }  # fmt: skip
-    yield case("atomics", "atomics", 64, given, blocks=4)
+    yield case("atomics", "atomics<>", 64, given, blocks=4)
     zeros = np.zeros(8, np.uint32)
     given = {"x": words(132, 512), "parts": Updated(np.zeros(512, np.uint32)), "count": Updated(zeros), "sums": Updated(zeros.repeat(16))}
-    yield case("atomic_add_acq_rel, the last block", "last_block", 128, given, blocks=4)
+    yield case("atomic_add_acq_rel, the last block", "last_block<>", 128, given, blocks=4)
     given = {"x": words(133, 256), "data": Updated(np.zeros(256, np.uint32)), "flags": Updated(zeros), "right": Out((256,), "u32")}
-    yield case("store_release, load_acquire", "published", 128, given, blocks=2)
+    yield case("store_release, load_acquire", "published<>", 128, given, blocks=2)
 
 
 # ------------------------------------------------------------------------------------------------------- threads and launches
 def threads() -> Iterator[Case]:
     given: dict[str, Given] = {"x": words(140, 128), "out": Out((128,), "u32")}
-    yield case("barrier_sync, barrier_arrive", "named_barriers", 128, given)
+    yield case("barrier_sync, barrier_arrive", "named_barriers<>", 128, given)
     # elect_lane is of sm_90; the same kernel tries what older devices have too.
     yield case(
-        "warp functions, elect_lane", "warp_functions", 128, {"x": words(141, 256), "out": Out((256, 16), "u32")}, blocks=2, archs=FROM_90
+        "warp functions, elect_lane", "warp_functions<>", 128, {"x": words(141, 256), "out": Out((256, 16), "u32")}, blocks=2, archs=FROM_90
     )
     given = {"x": words(142, 512), "out": Out((512, 4), "u32")}
-    yield case("clusters", "exchange", 128, given, blocks=4, cluster=2, archs=FROM_90)
-    yield case("alignment of shared memory", "alignment", 32, {"out": Out((32, 3), "u32")}, shared=64)
+    yield case("clusters", "exchange<>", 128, given, blocks=4, cluster=2, archs=FROM_90)
+    yield case("alignment of shared memory", "alignment<>", 32, {"out": Out((32, 3), "u32")}, shared=64)
     yield relay()
 
 
@@ -392,7 +392,7 @@ def relay() -> Case:
     launches: list[Launch] = []
     for before, after in pairwise(arrays):
         arguments: dict[str, Argument] = {"x": before, "out": Array(after.buffer, "write", (1024,), "u32")}
-        launches.append(Launch(SOURCE, "relay", (8, 1, 1), (128, 1, 1), arguments, overlaps=bool(launches)))
+        launches.append(Launch(SOURCE, "relay<>", (8, 1, 1), (128, 1, 1), arguments, overlaps=bool(launches)))
     memory = {name: np.full(1024, 0xA5A5A5A5, np.uint32) for name in names} | {"x": words(143, 1024)}
     return Case("grid_dependency_wait, grid_dependency_launch", tuple(launches), memory, ("out",), FROM_90)
 

@@ -62,12 +62,12 @@ def test_the_kernels_of_the_emulators_tests_compile_for_the_devices_they_stand_f
 ROWS = "Swizzle::bytes128, Swizzle::bytes128"
 # Kernels of selftest.cu, the architectures that have what they use, and what must be in their machine code.
 WRAPPERS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-    ("encode", tuple(LIMITS), ("F2F",)),
+    ("encode<>", tuple(LIMITS), ("F2F",)),
     ("encode_one<bf16>", tuple(LIMITS), ("F2F",)),
     ("decode<e4m3>", tuple(LIMITS), ()),
     ("decode<e8m0>", tuple(LIMITS), ()),
-    ("decode_pairs", tuple(LIMITS), ()),
-    ("approximate", tuple(LIMITS), ("MUFU.EX2", "MUFU.LG2", "MUFU.RCP", "MUFU.RSQ", "MUFU.TANH")),
+    ("decode_pairs<>", tuple(LIMITS), ()),
+    ("approximate<>", tuple(LIMITS), ("MUFU.EX2", "MUFU.LG2", "MUFU.RCP", "MUFU.RSQ", "MUFU.TANH")),
     ("logic<106>", tuple(LIMITS), ("LOP3.LUT", "PRMT")),
     *((f"load_matrices<{count}, false>", tuple(LIMITS), ("LDSM.16.M88",)) for count in (1, 2, 4)),
     *((f"load_matrices<{count}, true>", tuple(LIMITS), ("LDSM.16.MT88",)) for count in (1, 2, 4)),

@@ -44,7 +44,7 @@ def encoded() -> dict[str, np.ndarray]:
         "as_e5m2": np.empty(len(x), np.uint8), "as_e2m1": np.empty(len(x) // 2, np.uint8),
     }  # fmt: skip
     run(
-        SOURCE, "encode", (4,), 256, {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)}, device=FAST
+        SOURCE, "encode<>", (4,), 256, {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)}, device=FAST
     )
     return {"x": x, **out}
 
@@ -87,7 +87,7 @@ def test_every_code_has_the_value_of_the_dtypes(leaf: str) -> None:
 def test_pairs_of_codes_decode_low_code_first() -> None:
     e4m3, e5m2, e2m1 = (np.empty((size, 2), np.float32) for size in (1 << 16, 1 << 16, 256))
     given = {"of_e4m3": (e4m3, "write"), "of_e5m2": (e5m2, "write"), "of_e2m1": (e2m1, "write")}
-    run(SOURCE, "decode_pairs", (256,), 256, given, device=FAST)
+    run(SOURCE, "decode_pairs<>", (256,), 256, given, device=FAST)
     for leaf, got, codes in (("e4m3", e4m3, 256), ("e5m2", e5m2, 256), ("e2m1", e2m1, 16)):
         values = leaves.values_of_codes(leaf).astype(np.float32)
         want = np.stack(np.broadcast_arrays(values[None, :], values[:, None]), axis=-1).reshape(codes * codes, 2)
@@ -116,7 +116,7 @@ def approximated() -> dict[str, np.ndarray]:
     out = {name: np.empty(len(x), np.float32) for name in EXACT}
     run(
         SOURCE,
-        "approximate",
+        "approximate<>",
         (4,),
         256,
         {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)},
