@@ -81,6 +81,10 @@ class Call:
         """
         return self._weights.project(x, w, rows)
 
+    def project_all(self, x: np.ndarray, weights: tuple[Tensor, ...]) -> np.ndarray:
+        """The products of x with several matrices, side by side: x [N, K], w_i [M_i, K] -> [N, sum of M_i]."""
+        return self._weights.project_all(x, weights)
+
     def cache(self, cache: Cache) -> Any:
         """The `KvRow` or `StateSlab` of a cache operand."""
         return self._caches[cache.id]

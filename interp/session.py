@@ -1,8 +1,10 @@
 """`Session`: a graph, its weights and the memory of its sequences; `run` computes one pass."""
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +18,7 @@ from poem.batch import Batch, Geometry, PageTable, geometry
 from poem.dtypes import FLOATS
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError, PoemErrors
-from poem.graph import Graph, Input, Node, Operand
+from poem.graph import Graph, Input, Node
 
 Observer = Callable[[Node, tuple[np.ndarray, ...]], tuple[np.ndarray, ...] | None]
 # Bytes of decoded weights kept between passes.
@@ -71,7 +73,7 @@ class Session:
         self._next = 0
         self._table: list[Any] = [None] * len(graph.values)  # of a pass that has not begun: after the values, what all passes share
         self._pass_place = self._place(None)
-        self._steps = self._prepare()
+        self._steps = self._prepare(_side_by_side(graph) if self.numeric.fast else [(node,) for node in graph.nodes])
 
     # -- sequences -----------------------------------------------------------------------------
     def add_sequence(self) -> int:
@@ -130,13 +132,14 @@ class Session:
 
     # -- inside --------------------------------------------------------------------------------
     def _run_steps(self, pass_: Geometry, observe: Observer | None, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        steps = self._steps if observe is None else self._single_steps
         values = self._table.copy()
         values[self._pass_place] = pass_
         for input_ in self.graph.inputs:
             values[input_.value] = self._input(input_, pass_, given)
         memo: dict[Any, Any] = {}
         read, rounded = values.__getitem__, self.numeric.round
-        for step in self._steps:
+        for step in steps:
             call = step.call
             call.batch, call.memo = pass_, memo
             for place, members in step.lists:
@@ -171,17 +174,43 @@ class Session:
             scales = [float(self._store.tensor(self.graph.params[id]).decode().reshape(-1)[0]) for id in cache.scales]
         return KvRow(cache, self.graph.spaces[cache.space].dtype, page_size, self.numeric, scales)
 
-    def _prepare(self) -> list[_Step]:
+    @cached_property
+    def _single_steps(self) -> list[_Step]:
+        """A step for each node, for observers."""
+        return self._prepare([(node,) for node in self.graph.nodes])
+
+    def _prepare(self, groups: Sequence[tuple[Node, ...]]) -> list[_Step]:
+        """The steps for all nodes: one for each group of them."""
         last: dict[int, int] = {}
-        for node in self.graph.nodes:
-            for id in (*(ref.id for ref in _references(node) if ref.kind == "value"), *node.results):
-                last[id] = node.id
+        for index, group in enumerate(groups):
+            for node in group:
+                for id in (*(ref.id for ref in node.references if ref.kind == "value"), *node.results):
+                    last[id] = index
         for output in self.graph.outputs:
             last.pop(output.value, None)
-        dying: dict[int, list[int]] = {}
-        for id, node_id in last.items():
-            dying.setdefault(node_id, []).append(id)
-        return [self._step(node, tuple(dying.get(node.id, ()))) for node in self.graph.nodes]
+        dying: list[list[int]] = [[] for _ in groups]
+        for id, index in last.items():
+            dying[index].append(id)
+        return [
+            self._step(group[0], tuple(ids)) if len(group) == 1 else self._products(group, tuple(ids))
+            for group, ids in zip(groups, dying, strict=True)
+        ]
+
+    def _products(self, nodes: tuple[Node, ...], last_uses: tuple[int, ...]) -> _Step:
+        """Products of one value with several weights: computed and rounded as one, then cut."""
+        weights = tuple(self._store.tensor(self.graph.params[node.operands["w"].id]) for node in nodes)  # type: ignore[union-attr]
+        bounds = [0, *accumulate(w.shape[0] for w in weights)]
+        parts = [slice(start, stop) for start, stop in pairwise(bounds)]
+        single = self._step(nodes[0], last_uses)
+        ((_, word),) = single.results
+        assert word is not None
+
+        def products(call: Call, x: np.ndarray) -> tuple[np.ndarray, ...]:
+            y = call.numeric.round(call.project_all(x, weights), word)
+            return tuple(y[:, part] for part in parts)
+
+        results = tuple((node.results[0], None) for node in nodes)
+        return replace(single, function=products, arguments=(nodes[0].operands["x"].id,), results=results)  # type: ignore[union-attr]
 
     def _step(self, node: Node, last_uses: tuple[int, ...]) -> _Step:
         function = find_op(node.op)
@@ -301,6 +330,11 @@ def _module(namespace: str) -> ModuleType | None:
         raise
 
 
-def _references(node: Node) -> list[Any]:
-    operands: list[Operand] = list(node.operands.values())
-    return [ref for operand in operands for ref in (operand if isinstance(operand, list) else [operand]) if ref is not None]
+def _side_by_side(graph: Graph) -> list[tuple[Node, ...]]:
+    """The nodes in order, but products of one value with several weights together, at the place of the first."""
+    groups: dict[Hashable, list[Node]] = {}
+    for node in graph.nodes:
+        type = graph.values[node.results[0]].type if node.op == "linear.matmul" else None
+        key = node.id if type is None else (node.operands["x"], type.dtype)
+        groups.setdefault(key, []).append(node)
+    return [tuple(group) for group in groups.values()]

@@ -1,11 +1,13 @@
 """`WeightStore`: weights as ops read them, decoded as late and as little as the memory allows."""
 
 from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from interp.numeric import Numeric
-from poem.dtypes import activation
+from poem.dtypes import activation, products
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
 from poem.graph import Param
@@ -14,6 +16,8 @@ from poem.graph import Param
 STRIP_BYTES = 1 << 25
 # In the fast setting up to this many rows are multiplied one by one: BLAS reads a matrix faster for a vector than for few rows.
 VECTOR_ROWS = 4
+# A product of the fast setting reads columns of at most this many weights: for longer ones BLAS jumps too far from each to the next.
+COLUMN = 4096
 
 
 class WeightStore:
@@ -29,7 +33,8 @@ class WeightStore:
         self._free = memory
         self._tensors: dict[int, Tensor] = {}
         self._decoded: dict[int, tuple[Tensor, np.ndarray]] = {}  # by id of the tensor, which is held so that the id stays its own
-        self._factors: dict[int, np.ndarray] = {}  # [K, M], for products of the fast setting
+        # By id too: what a row is multiplied by in the fast setting, matrices [K, M_i] that give the columns of the product in turn.
+        self._factors: dict[int, tuple[Any, list[np.ndarray] | None]] = {}
 
     def tensor(self, param: Param) -> Tensor:
         """The stored tensor of a param. Raises PoemError (`run.weight`) if it is missing or not what the graph wants."""
@@ -60,27 +65,47 @@ class WeightStore:
 
     def project(self, x: np.ndarray, w: Tensor, rows: slice | None = None) -> np.ndarray:
         """`x @ w[rows]^T` (see `Call.project`)."""
-        factor = self._factors.get(id(w))
-        if factor is not None and rows is None:
-            if 1 < len(x) <= VECTOR_ROWS:
-                return np.stack([np.dot(row, factor) for row in x])
-            return np.dot(x, factor)
-        if w.dtype.act == "a8" and self.numeric.casts:
+        numeric = self.numeric
+        if numeric.fast and rows is None and len(w.shape) == 2 and not self._takes_codes(w):
+            factors = self._factors_of(w, (w,))
+            if factors is not None:
+                return _product(x, factors)
+        if self._takes_codes(w):
             codes, scales = activation.quantise(x)
-            if _tiled_like_activations(w) and not self.numeric.exact:
+            if _tiled_like_activations(w) and not numeric.exact:
                 return self._project_codes(codes, scales, w, rows)
-            x = activation.dequantise(codes, scales, self.numeric.real)
+            x = activation.dequantise(codes, scales, numeric.real)
         start, stop, _ = (rows or slice(None)).indices(w.shape[0])
         kept = self._kept(w)
-        if kept is not None and self.numeric.fast and kept.ndim == 2:
-            self._factors[id(w)] = kept.T
-        if kept is not None and (self.numeric.fast or self.numeric.exact):
-            return self.numeric.matmul(x, kept[start:stop].reshape(-1, w.shape[-1]))
+        if kept is not None and (numeric.fast or numeric.exact):
+            return numeric.matmul(x, kept[start:stop].reshape(-1, w.shape[-1]))
         # The reference setting cuts weights into the same strips whether they are kept or not: same shapes, same bits.
-        step = max(1, STRIP_BYTES * w.shape[0] // (w.size * np.dtype(self.numeric.real).itemsize))
+        step = max(1, STRIP_BYTES * w.shape[0] // (w.size * np.dtype(numeric.real).itemsize))
         strips = [slice(first, min(first + step, stop)) for first in range(start, stop, step)]
-        parts = [self.numeric.matmul(x, self.decode(w, strip).reshape(-1, w.shape[-1])) for strip in strips]
+        if numeric.fast and not numeric.exact and len(x) <= VECTOR_ROWS:
+            below = w.size // (w.shape[0] * w.shape[-1])  # rows of one entry of a bank
+            parts = [products.project(x, w, slice(strip.start * below, strip.stop * below)) for strip in strips]
+        else:
+            parts = [numeric.matmul(x, self.decode(w, strip).reshape(-1, w.shape[-1])) for strip in strips]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def project_all(self, x: np.ndarray, weights: tuple[Tensor, ...]) -> np.ndarray:
+        """The products of x with several matrices side by side: one product, if there is memory to keep them decoded side by side.
+
+        `weights` is the same tuple in every pass.
+        """
+        factors = self._factors_of(weights, weights)
+        return np.concatenate([self.project(x, w) for w in weights], axis=1) if factors is None else _product(x, factors)
+
+    def _factors_of(self, owner: Any, weights: tuple[Tensor, ...]) -> list[np.ndarray] | None:
+        """What a row is multiplied by for the products with `weights` side by side; None if there is no memory for it."""
+        if id(owner) not in self._factors:
+            size = sum(w.size for w in weights) * np.dtype(self.numeric.real).itemsize
+            self._factors[id(owner)] = owner, None
+            if size <= self._free and not any(map(self._takes_codes, weights)):
+                self._free -= size
+                self._factors[id(owner)] = owner, _factors(weights, self.numeric.real)
+        return self._factors[id(owner)][1]
 
     def _kept(self, w: Tensor) -> np.ndarray | None:
         if id(w) not in self._decoded:
@@ -89,12 +114,13 @@ class WeightStore:
                 return None
             self._free -= size
             kept = w.decode(None, self.numeric.real)
-            if self.numeric.fast and kept.ndim == 2:
-                # Column after column: a product with one row then runs over whole columns, which BLAS does fastest.
-                kept = np.asfortranarray(kept)
             kept.flags.writeable = False
             self._decoded[id(w)] = w, kept
         return self._decoded[id(w)][1]
+
+    def _takes_codes(self, w: Tensor) -> bool:
+        """Whether the rule of the weight's dtype has activations quantised."""
+        return w.dtype.act == "a8" and self.numeric.casts
 
     def _project_codes(self, codes: np.ndarray, scales: np.ndarray, w: Tensor, rows: slice | None) -> np.ndarray:
         """Products of activation codes with a matrix or a bank in tiles of 128 x 128 (see `activation.contract`)."""
@@ -103,10 +129,40 @@ class WeightStore:
             planes = [{path: plane[expert] for path, plane in w.planes.items()} for expert in range(start, stop)]
             parts = [(Tensor(w.dtype, w.shape[1:], expert), slice(None)) for expert in planes]
         else:
-            step = max(1, STRIP_BYTES // (4 * w.shape[-1]))
+            few = self.numeric.fast and len(codes) <= VECTOR_ROWS
+            step = max(1, (products.STRIP if few else STRIP_BYTES // 4) // w.shape[-1])
             parts = [(w, slice(first, min(first + step, stop))) for first in range(start, stop, step)]
         results = [activation.contract(codes, scales, matrix, rows=part, matmul=self.numeric.matmul) for matrix, part in parts]
         return np.concatenate([np.zeros((len(codes), 0), np.float32), *results], axis=1)
+
+
+def _product(x: np.ndarray, factors: list[np.ndarray]) -> np.ndarray:
+    """x [N, K] times matrices [K, M_i] side by side."""
+    if 1 < len(x) <= VECTOR_ROWS:
+        return np.concatenate([_product(row, factors) for row in x[:, None]])
+    parts = [np.dot(x, factor) for factor in factors]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _factors(weights: tuple[Tensor, ...], real: type) -> list[np.ndarray]:
+    """The transposes of matrices [M, K], one below the other, in the order in which BLAS reads them fastest for one row: runs as long as
+    possible, that is columns, of at most `COLUMN` weights, or rows where a matrix is wider than high."""
+    rows, columns = sum(w.shape[0] for w in weights), weights[0].shape[1]
+    parts = 1 if rows < columns else -(-rows // COLUMN)
+    bounds = [rows * part // parts for part in range(parts + 1)]
+    matrices = (_rows(weights, start, stop, real) for start, stop in pairwise(bounds))
+    return [matrix.T if rows < columns else np.asfortranarray(matrix).T for matrix in matrices]
+
+
+def _rows(weights: tuple[Tensor, ...], start: int, stop: int, real: type) -> np.ndarray:
+    """Rows start .. stop - 1 of matrices one below the other."""
+    parts, first = [], 0
+    for w in weights:
+        own = slice(max(start - first, 0), min(stop - first, w.shape[0]))
+        if own.start < own.stop:
+            parts.append(w.decode(own, real))
+        first += w.shape[0]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _tiled_like_activations(w: Tensor) -> bool:
