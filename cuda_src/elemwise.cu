@@ -152,7 +152,7 @@ template <class F, int N, class T, class... Read> POEM_DEVICE void finish(T* to,
 }
 // out = F(operands), element by element; `count` elements in rows of `width`. The grid strides over all packs; the last may be short where
 // no operand is read by column.
-template <class F, int VEC, class T, class... Operands> __global__ void __launch_bounds__(256)
+template <class F, int VEC, class T, class... Operands> __global__ void __launch_bounds__(256, 6)
     elementwise(T* __restrict__ out, const int* __restrict__ rows_of, int64_t count, int width, Operands... operands) {
   const uint32_t packs = (uint32_t)((count + VEC - 1) / VEC), packs_of_row = (uint32_t)(width / VEC);
   for (uint32_t pack = blockIdx.x * 256u + threadIdx.x; pack < packs; pack += gridDim.x * 256u) {
