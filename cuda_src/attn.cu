@@ -16,7 +16,7 @@ template <class T, int VEC> POEM_DEVICE void store(T* p, const Pack<T, VEC>& v) 
 // ------------------------------------------------------------------------------------------------------------ into caches
 template <class C, class T> POEM_DEVICE C cell_of(T x, float scale) {
   if constexpr (same_type<C, T>) return x;
-  else if constexpr (sizeof(C) == 1) return from_float<C>(to_float(x) / scale);   // saturates
+  else if constexpr (sizeof(C) == 1) return from_float<C>(to_float(x) / scale);  // saturates
   else return from_float<C>(to_float(x));
 }
 template <class C, class T, int VEC> POEM_DEVICE void store_cells(C* to, const Pack<T, VEC>& v, float scale) {
@@ -30,23 +30,24 @@ POEM_DEVICE int64_t slot_of(const int* write_page, const int* write_offset, int 
   const int page = write_page[row], offset = write_offset[row];
   return page < 0 || page >= pages || offset < 0 || offset >= page_size ? -1 : (int64_t)page * page_size + offset;
 }
-template <class T, class C, int VEC> POEM_DEVICE void append_row(const T* from, C* to, int width, float scale) {
-  for (int column = threadIdx.x * VEC; column < width; column += blockDim.x * VEC) store_cells<C, T, VEC>(to + column, load<T, VEC>(from + column), scale);
+template <class T, class C, int VEC> POEM_DEVICE void append_row(const T* from, C* to, int width, const float* scale) {
+  const float by = scale ? *scale : 1.0f;
+  for (int column = threadIdx.x * VEC; column < width; column += blockDim.x * VEC)
+    store_cells<C, T, VEC>(to + column, load<T, VEC>(from + column), by);
 }
 
 // Columns x_first .. x_first + width - 1 of each row into the row's cell of one plane. One block for each row.
-template <class T, class C, int VEC>
-__global__ void __launch_bounds__(128) append(const T* __restrict__ x, const int* __restrict__ write_page, const int* __restrict__ write_offset,
-                                              C* __restrict__ cache, int x_stride, int x_first, int width, int page_size, int pages, float scale) {
+template <class T, class C, int VEC> __global__ void __launch_bounds__(128)
+    append(const T* __restrict__ x, const int* __restrict__ write_page, const int* __restrict__ write_offset, C* __restrict__ cache,
+           int x_stride, int x_first, int width, int page_size, int pages, const float* __restrict__ scale) {
   const int64_t slot = slot_of(write_page, write_offset, blockIdx.x, page_size, pages);
   if (slot >= 0) append_row<T, C, VEC>(x + (int64_t)blockIdx.x * x_stride + x_first, cache + slot * width, width, scale);
 }
 // The same for k and v, each into its plane.
-template <class T, class C, int VEC>
-__global__ void __launch_bounds__(128) kv_append(const T* __restrict__ k, const T* __restrict__ v, const int* __restrict__ write_page,
-                                                 const int* __restrict__ write_offset, C* __restrict__ k_cache, C* __restrict__ v_cache, int k_stride,
-                                                 int k_first, int k_width, int v_stride, int v_first, int v_width, int page_size, int pages,
-                                                 float k_scale, float v_scale) {
+template <class T, class C, int VEC> __global__ void __launch_bounds__(128)
+    kv_append(const T* __restrict__ k, const T* __restrict__ v, const int* __restrict__ write_page, const int* __restrict__ write_offset,
+              C* __restrict__ k_cache, C* __restrict__ v_cache, int k_stride, int k_first, int k_width, int v_stride, int v_first,
+              int v_width, int page_size, int pages, const float* __restrict__ k_scale, const float* __restrict__ v_scale) {
   const int64_t slot = slot_of(write_page, write_offset, blockIdx.x, page_size, pages);
   if (slot < 0) return;
   append_row<T, C, VEC>(k + (int64_t)blockIdx.x * k_stride + k_first, k_cache + slot * k_width, k_width, k_scale);
@@ -57,13 +58,13 @@ __global__ void __launch_bounds__(128) kv_append(const T* __restrict__ k, const 
 // (origin + 2i, origin + 2i + 1); it turns by position * frequency, where columns[i] names the position of those that a row has (axes), and
 // table_of_row the list of frequencies. k is rounded to T before it is cast to the cell, as if it had been an activation in between.
 // Dynamic shared memory: a pair of floats for each pair of channels.
-template <class T, class C, int VEC, bool NEIGHBOURS>
-__global__ void __launch_bounds__(256) rope_append(
-    const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const int* __restrict__ positions, const int* __restrict__ columns,
-    const float* __restrict__ frequencies, const int* __restrict__ table_of_row, const int* __restrict__ write_page,
-    const int* __restrict__ write_offset, T* __restrict__ q_out, C* __restrict__ k_cache, C* __restrict__ v_cache, int q_stride, int q_first,
-    int k_stride, int k_first, int v_stride, int v_first, int q_heads, int kv_heads, int head_dim, int v_width, int axes, int pairs, int origin,
-    int distance, int page_size, int pages, float factor, float sign, float k_scale, float v_scale) {
+template <class T, class C, int VEC, bool NEIGHBOURS> __global__ void __launch_bounds__(256)
+    rope_append(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const int* __restrict__ positions,
+                const int* __restrict__ columns, const float* __restrict__ frequencies, const int* __restrict__ table_of_row,
+                const int* __restrict__ write_page, const int* __restrict__ write_offset, T* __restrict__ q_out, C* __restrict__ k_cache,
+                C* __restrict__ v_cache, int q_stride, int q_first, int k_stride, int k_first, int v_stride, int v_first, int q_heads,
+                int kv_heads, int head_dim, int v_width, int axes, int pairs, int origin, int distance, int page_size, int pages,
+                float factor, float sign, const float* __restrict__ k_scale, const float* __restrict__ v_scale) {
   POEM_DYNAMIC_SHARED(memory);
   float2* const turns = reinterpret_cast<float2*>(memory);
   const int row = blockIdx.x;
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(256) rope_append(
   }
   __syncthreads();
   const int64_t slot = slot_of(write_page, write_offset, row, page_size, pages);
+  const float k_by = k_scale ? *k_scale : 1.0f;
   const int packs = head_dim / VEC, heads = slot < 0 ? q_heads : q_heads + kv_heads;
   for (int p = threadIdx.x; p < heads * packs; p += 256) {
     const int head = p / packs, channel = (p - head * packs) * VEC, inside = channel - origin;
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(256) rope_append(
                                : k + (int64_t)row * k_stride + k_first + (head - q_heads) * head_dim;
     auto put = [&](int at, const Pack<T, VEC>& y) {
       if (is_q) store<T, VEC>(q_out + ((int64_t)row * q_heads + head) * head_dim + at, y);
-      else store_cells<C, T, VEC>(k_cache + (slot * kv_heads + head - q_heads) * head_dim + at, y, k_scale);
+      else store_cells<C, T, VEC>(k_cache + (slot * kv_heads + head - q_heads) * head_dim + at, y, k_by);
     };
     Pack<T, VEC> a = load<T, VEC>(from + channel);
     if constexpr (NEIGHBOURS) {
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(256) rope_append(
       }
       put(channel, a);
     } else {
-      if (inside >= distance && inside < distance + pairs) continue;   // the second of a pair, written with the first
+      if (inside >= distance && inside < distance + pairs) continue;  // the second of a pair, written with the first
       if (inside >= 0 && inside < pairs) {
         Pack<T, VEC> b = load<T, VEC>(from + channel + distance);
 #pragma unroll
@@ -120,63 +122,100 @@ __global__ void __launch_bounds__(256) rope_append(
 // takes TILE of them against a piece of the cells they may see, in tiles of CELLS cells, counted from cell 0, so that the order of a row's
 // sums does not depend on the rows beside it.
 struct Block {
-  int first_row, rows;     // of the lane, in the packed activations
-  int start, count;        // packed rows of this block
-  int position;            // of the lane's first new row
-  int lowest, stop;        // cells that any of the block's rows may see
-  int first;               // lowest, or before it: a multiple of CELLS
+  int lane, first_row;  // of the lane, in the packed activations
+  int start, count;     // packed rows of this block
+  int position;         // of the lane's first new row
+  int length;           // cells of the lane
+  int lowest, stop;     // cells that any of the block's rows may see
+  int first;            // lowest, or before it: a multiple of CELLS
   const int* pages;
 };
-template <int TILE, int CELLS>
-POEM_DEVICE bool find_block(Block& b, const int* tiles, const int* qo_indptr, const int* kv_len, const int* page_indptr, const int* page_indices,
-                            int group, int window, int causal) {
-  const int lane = tiles[blockIdx.x * 2];
-  if (lane < 0) return false;
+template <int TILE, int CELLS> POEM_DEVICE bool find_block(Block& b, const int* tiles, const int* qo_indptr, const int* kv_len,
+                                                           const int* page_indptr, const int* page_indices, int group, int window,
+                                                           int causal) {
+  b.lane = tiles[blockIdx.x * 2];
+  if (b.lane < 0) return false;
   b.start = tiles[blockIdx.x * 2 + 1];
-  b.first_row = qo_indptr[lane];
-  b.rows = qo_indptr[lane + 1] - b.first_row;
-  b.count = min(TILE, b.rows * group - b.start);
+  b.first_row = qo_indptr[b.lane];
+  const int rows = qo_indptr[b.lane + 1] - b.first_row;
+  b.count = min(TILE, rows * group - b.start);
   if (b.count <= 0) return false;
-  b.position = kv_len[lane] - b.rows;
-  b.stop = causal ? b.position + (b.start + b.count - 1) / group + 1 : kv_len[lane];
+  b.length = kv_len[b.lane];
+  b.position = b.length - rows;
+  b.stop = causal ? b.position + (b.start + b.count - 1) / group + 1 : b.length;
   b.lowest = window > 0 ? max(0, b.position + b.start / group - window + 1) : 0;
   b.first = b.lowest / CELLS * CELLS;
-  b.pages = page_indices + page_indptr[lane];
+  b.pages = page_indices + page_indptr[b.lane];
   return true;
 }
 
-// Where a 16-byte chunk of a row of a tile lies, so that eight rows at one chunk share no bank.
-template <int CHUNKS> POEM_DEVICE uint32_t place(int row, int chunk) {
+// Tiles have rows of CHUNKS times 16 bytes. Chunks of a row change places within SPAN, by its number, so that eight rows at one chunk share
+// no bank.
+template <int CHUNKS> struct Row {
+  static constexpr int SPAN = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
   static_assert(CHUNKS % 2 == 0, "rows of whole 32 bytes");
-  const int by = CHUNKS % 8 == 0 ? row & 7 : CHUNKS % 4 == 0 ? row >> 1 & 3 : row >> 2 & 1;
-  return (row * CHUNKS + (chunk ^ by)) * 16;
-}
-// Two neighbouring 8-bit cells as activations: exact.
-template <class T, class C> POEM_DEVICE uint32_t widened(uint32_t pair) {
-  float2 f;
-  if constexpr (same_type<C, e4m3>) f = unpack_e4m3((uint16_t)pair);
-  else f = unpack_e5m2((uint16_t)pair);
+  uint32_t start, turned;
+  POEM_DEVICE Row(uint32_t tile, int row, int chunk) : start(tile + row * CHUNKS * 16), turned((row / (8 / SPAN) % SPAN ^ chunk) * 16) {}
+  // The address of chunk + further, of the row that lies 8 * eights below; `chunk` being 0 or 1, and `further` even, or 0 and any.
+  POEM_DEVICE uint32_t at(int further, int eights) const {
+    return start + (turned ^ further % SPAN * 16) + further / SPAN * SPAN * 16 + eights * 8 * CHUNKS * 16;
+  }
+};
+// What a packed row sees, and what its scores depend on.
+struct View {
+  int low, high;  // cells, as far as a mask allows
+  int position;
+  float growth;       // of its scores, times log2(e)
+  const float* bias;  // by distance
+  int64_t first_bit;  // of its mask
+};
+
+// Bytes LOW and HIGH of four 8-bit cells as a pair of activations: exact.
+template <class T, class C, int LOW, int HIGH> POEM_DEVICE uint32_t widened(uint32_t cells) {
+  if constexpr (same_type<T, bf16> && same_type<C, e4m3>) return e4m3_pair(permute_bytes(cells, 0, HIGH << 12 | LOW << 4 | 0x404));
+  const uint16_t pair = (uint16_t)permute_bytes(cells, 0, HIGH << 4 | LOW);
+  const float2 f = same_type<C, e4m3> ? unpack_e4m3(pair) : unpack_e5m2(pair);
   return pack<T>(f.x, f.y);
 }
 
-// What a row's weighted values are multiplied by, and its log-sum-exp in base 2, once all weights are in: `total` of them relative to 2^most.
-// A sink is one more score without a value. Every row sees at least its own cell: where all scores are -inf, 0 / 0 is NaN.
-POEM_DEVICE float2 finished(float most, float total, float sink, float v_scale) {
+// A softmax under way: `most`, the largest score, and `sum`, of the weights 2^(score - most), belong to weighted values that are kept
+// elsewhere. What those count for where the largest score of all is `most`. Without a finite score the sum is 0, or NaN for a score that is
+// NaN.
+POEM_DEVICE float counts_for(float2 state, float most) { return state.x == minus_infinity() ? state.y : exp2_approx(state.x - most); }
+
+POEM_DEVICE void add_weighted(Pack<float, 4>& sum, float weight, const Pack<float, 4>& x) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) sum.at[e] += weight * x.at[e];
+}
+
+// What a row's weighted values are multiplied by, and its log-sum-exp in base 2, once all weights are in: `total` of them relative to
+// 2^most. A sink is one more score without a value. Rows see at least their own cell, so where all scores are -inf, 0 / 0 is NaN; under a
+// mask such a row is one that sees nothing, and gives 0.
+POEM_DEVICE float2 finished(float most, float total, float sink, float v_scale, bool masked) {
+  if (masked && total == 0.0f) return make_float2(0.0f, minus_infinity());
   sink *= LOG2_E;
   const float top = fmaxf(most, sink), weight = exp2_approx(most - top);
   const float all = total * weight + exp2_approx(sink - top);
   return make_float2(weight * v_scale / all, top + log2f(all));
 }
-template <int N> struct Constant { static constexpr int value = N; };
 
-// A running softmax: largest score, sum of weights, weighted values, all for scores in units of log 2.
-template <class T, class C, int D, int DV, int WARPS_M, int WARPS_N, int CELLS, int STAGES, int PARTS>
-__global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
-    const T* __restrict__ q, const C* __restrict__ k_cache, const C* __restrict__ v_cache, const int* __restrict__ tiles,
-    const int* __restrict__ qo_indptr, const int* __restrict__ kv_len, const int* __restrict__ page_indptr, const int* __restrict__ page_indices,
-    const float* __restrict__ sinks, T* __restrict__ out, float* __restrict__ lse, float* __restrict__ partial, float2* __restrict__ sums,
-    int q_stride, int q_first, int group, int kv_heads, int page_shift, int window, int causal, int total_rows, int shortest, float scale, float cap,
-    float v_scale) {
+// Softmax-weighted sums of values, each block for a piece of the cells. The pieces of a tile's rows are added up, in order, by the block
+// that comes last: it finds that out by `counters`, one for each tile and key head, which are 0 before and after the launch.
+//
+// A score is scale * <q, k>. Without PLAIN it goes on: cap * tanh(score / cap), plus bias[row, head, distance] for distances below
+// `extent`, times 1 + log_slope ln((position + 1) / log_floor) from position log_floor on; and a row may see only cells whose bit is set in
+// `mask`, where its lane has bits there: [rows, length] of them from byte mask_indptr[lane] on. Sinks are floats if wide_sinks, else T;
+// sink_stride is 0 for one list, or the number of heads where each row has its own.
+template <class T, class C, int D, int DV, int WARPS_M, int WARPS_N, int CELLS, int STAGES, int PARTS, bool PLAIN>
+__global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
+    attention(const T* __restrict__ q, const C* __restrict__ k_cache, const C* __restrict__ v_cache, const int* __restrict__ tiles,
+              const int* __restrict__ qo_indptr, const int* __restrict__ kv_len, const int* __restrict__ page_indptr,
+              const int* __restrict__ page_indices, const float* __restrict__ k_scale, const float* __restrict__ v_scale,
+              const void* __restrict__ sinks, const uint8_t* __restrict__ mask, const int* __restrict__ mask_indptr,
+              const float* __restrict__ bias, T* __restrict__ out, float* __restrict__ lse, float* partial, float2* sums,
+              uint32_t* counters, int q_stride, int q_first, int group, int kv_heads, int page_shift, int window, int causal,
+              int total_rows, int shortest, int sink_stride, int wide_sinks, int extent, float scale, float cap, float log_floor,
+              float log_slope) {
   constexpr int TILE = WARPS_M * 16, THREADS = WARPS_M * WARPS_N * 32, OWN = CELLS / WARPS_N, SN = OWN / 8, ON = DV / 8, KS = D / 16;
   constexpr bool NARROW = sizeof(C) == 1, HELD = D <= 128;
   constexpr int K_CHUNKS = D * sizeof(C) / 16, V_CHUNKS = DV * sizeof(C) / 16;
@@ -189,36 +228,29 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
   if (!find_block<TILE, CELLS>(b, tiles, qo_indptr, kv_len, page_indptr, page_indices, group, window, causal)) return;
   const int all_tiles = (b.stop - b.first + CELLS - 1) / CELLS;
   const int per_piece = max(shortest, (all_tiles + (int)gridDim.z - 1) / (int)gridDim.z);
+  const int pieces = (all_tiles + per_piece - 1) / per_piece;  // at most gridDim.z; a short lane has fewer
   const int from_tile = blockIdx.z * per_piece, tile_count = min(per_piece, all_tiles - from_tile);
+  if (tile_count <= 0) return;
   const int base_cell = b.first + from_tile * CELLS;
   const uint32_t base = shared_address(memory);
 
-  auto output_row = [&](int packed) { return (int64_t)(b.first_row + packed / group) * heads + head * group + packed % group; };
-  if (tile_count <= 0) {   // a piece without cells: only where there are several
-    for (int r = t; r < b.count; r += THREADS)
-      sums[blockIdx.z * (int64_t)total_rows * heads + output_row(b.start + r)] = make_float2(minus_infinity(), 0.0f);
-    return;
-  }
-
   // The slot of a cell that some row may see, or -1. Others are zeros in shared memory, so that nothing in them spoils a sum.
-  auto slot_of_cell = [&](int cell) -> int64_t {
+  auto slot_of_cell = [&](int cell) -> int {
     if (cell < b.lowest || cell >= b.stop) return -1;
     const int page = b.pages[cell >> page_shift];
-    return page < 0 ? -1 : ((int64_t)page << page_shift) + (cell & ((1 << page_shift) - 1));
-  };
-  auto load_plane = [&](auto chunks, const C* cache, uint32_t to, int cell0) {
-    constexpr int CHUNKS = decltype(chunks)::value, ELEMENTS = 16 / (int)sizeof(C);
-    for (int i = t; i < CELLS * CHUNKS; i += THREADS) {
-      const int row = i / CHUNKS, chunk = i % CHUNKS;
-      const int64_t slot = slot_of_cell(cell0 + row);
-      const C* const from = slot < 0 ? cache : cache + ((slot * kv_heads + head) * CHUNKS + chunk) * ELEMENTS;
-      cp_async(to + place<CHUNKS>(row, chunk), from, slot < 0 ? 0 : 16);
-    }
+    return page < 0 ? -1 : (page << page_shift) + (cell & ((1 << page_shift) - 1));
   };
   auto load_stage = [&](int tile) {
-    const uint32_t to = base + tile % STAGES * STAGE;
-    load_plane(Constant<K_CHUNKS>{}, k_cache, to, base_cell + tile * CELLS);
-    load_plane(Constant<V_CHUNKS>{}, v_cache, to + K_BYTES, base_cell + tile * CELLS);
+    constexpr int CHUNKS = K_CHUNKS > V_CHUNKS ? K_CHUNKS : V_CHUNKS, ELEMENTS = 16 / (int)sizeof(C);
+    const uint32_t keys = base + tile % STAGES * STAGE, values = keys + K_BYTES;
+#pragma unroll 4
+    for (int i = t; i < CELLS * CHUNKS; i += THREADS) {
+      const int row = i / CHUNKS, chunk = i % CHUNKS, slot = slot_of_cell(base_cell + tile * CELLS + row);
+      const int64_t at = slot < 0 ? 0 : (int64_t)slot * kv_heads + head;
+      const uint32_t bytes = slot < 0 ? 0 : 16;
+      if (chunk < K_CHUNKS) cp_async(Row<K_CHUNKS>(keys, row, 0).at(chunk, 0), k_cache + (at * K_CHUNKS + chunk) * ELEMENTS, bytes);
+      if (chunk < V_CHUNKS) cp_async(Row<V_CHUNKS>(values, row, 0).at(chunk, 0), v_cache + (at * V_CHUNKS + chunk) * ELEMENTS, bytes);
+    }
   };
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
@@ -226,36 +258,53 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
     cp_async_commit();
   }
 
+  // Of a packed row: its place in the results, its queries, and what it sees. Rows that are nobody's see what there is, and go nowhere.
+  auto output_row = [&](int packed) { return (int64_t)(b.first_row + packed / group) * heads + head * group + packed % group; };
+  auto query_of = [&](int packed) {
+    return q + (int64_t)(b.first_row + packed / group) * q_stride + q_first + (int64_t)(head * group + packed % group) * D;
+  };
+  const bool masked = !PLAIN && mask && mask_indptr[b.lane + 1] > mask_indptr[b.lane];
+  auto view_of = [&](int packed) -> View {
+    const bool somebody = packed < b.start + b.count;
+    View row = {0, masked ? -1 : 0x7fffffff, b.position + packed / group, LOG2_E, nullptr, (int64_t)(packed / group) * b.length};
+    if (somebody && window > 0) row.low = row.position - window + 1;
+    if (somebody) row.high = causal ? row.position : b.stop - 1;
+    if (somebody && bias) row.bias = bias + output_row(packed) * extent;
+    if (log_floor > 0.0f && (float)(row.position + 1) > log_floor)
+      row.growth *= 1.0f + log_slope * logf((float)(row.position + 1) / log_floor);
+    return row;
+  };
+  auto visible = [&](const View& row, int cell) -> bool {
+    if (cell < row.low || cell > row.high) return false;
+    return PLAIN || !masked || (mask + mask_indptr[b.lane])[(row.first_bit + cell) / 8] >> (row.first_bit + cell) % 8 & 1;
+  };
+  // A score in units of log 2.
+  const float unit = (PLAIN ? LOG2_E : 1.0f) * scale * (k_scale ? *k_scale : 1.0f);
+  auto score = [&](float product, const View& row, int cell) -> float {
+    float x = product * unit;
+    if constexpr (PLAIN) return x;
+    if (cap > 0.0f) x = cap * tanhf(x / cap);
+    const int distance = row.position - cell;
+    if (row.bias && distance >= 0 && distance < extent) x += row.bias[distance];
+    return x * row.growth;
+  };
+
   // This thread's two rows, and q as the products take it. With 8-bit cells four neighbouring columns of a row come to one thread, so
   // q's columns are taken in that order too.
-  int packed[2], low[2], high[2];
-  const T* q_row[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    packed[i] = b.start + wm * 16 + g + 8 * i;
-    const bool mine = packed[i] < b.start + b.count;
-    const int position = b.position + packed[i] / group;
-    high[i] = !mine ? 0x7fffffff : causal ? position : b.stop - 1;   // rows that are nobody's see everything and go nowhere
-    low[i] = mine && window > 0 ? position - window + 1 : 0;
-    q_row[i] = mine ? q + (int64_t)(b.first_row + packed[i] / group) * q_stride + q_first + (int64_t)(head * group + packed[i] % group) * D : nullptr;
-  }
+  const int own = b.start + wm * 16 + g;
+  const View rows[2] = {view_of(own), view_of(own + 8)};
   uint32_t held[HELD ? KS : 1][4];
-  uint32_t* const kept = reinterpret_cast<uint32_t*>(memory + STAGES * STAGE) + t * 4;   // each thread reads back what it wrote itself
+  uint32_t* const kept = reinterpret_cast<uint32_t*>(memory + STAGES * STAGE) + t * 4;  // each thread reads back what it wrote itself
 #pragma unroll
   for (int kk = 0; kk < KS; ++kk)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int column = kk * 16 + (NARROW ? quad * 4 + i / 2 * 2 : quad * 2 + i / 2 * 8);
-      const uint32_t pair = q_row[i % 2] ? *reinterpret_cast<const uint32_t*>(q_row[i % 2] + column) : 0;
+      const int packed = own + i % 2 * 8, column = kk * 16 + (NARROW ? quad * 4 + i / 2 * 2 : quad * 2 + i / 2 * 8);
+      const uint32_t pair = packed < b.start + b.count ? *reinterpret_cast<const uint32_t*>(query_of(packed) + column) : 0;
       if constexpr (HELD) held[kk][i] = pair;
       else kept[kk * THREADS * 4 + i] = pair;
     }
 
-  auto score = [&](float product) {
-    const float x = product * scale;
-    return cap > 0.0f ? cap * LOG2_E * tanhf(x / cap) : x * LOG2_E;
-  };
-  auto column_of = [&](int n, int e) { return NARROW ? n / 2 * 16 + quad * 4 + e * 2 + n % 2 : n * 8 + quad * 2 + e; };
   float o[ON][4] = {};
   float largest[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
   for (int tile = 0; tile < tile_count; ++tile) {
@@ -264,6 +313,8 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
     if (tile + STAGES - 1 < tile_count) load_stage(tile + STAGES - 1);
     cp_async_commit();
     const uint32_t keys = base + tile % STAGES * STAGE, values = keys + K_BYTES;
+    const Row<K_CHUNKS> key_row(keys, wn * OWN + (NARROW ? lane % 16 : lane % 8 + lane / 16 * 8), NARROW ? lane / 16 : lane / 8 % 2);
+    const Row<V_CHUNKS> value_row(values, wn * OWN + lane % 16, lane / 16);
     const int cell0 = base_cell + tile * CELLS + wn * OWN;
 
     float s[SN][4] = {};
@@ -280,29 +331,27 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
       for (int n = 0; n < SN; n += 2) {
         uint32_t r[4];
         if constexpr (NARROW) {
-          ldmatrix(r, keys + place<K_CHUNKS>(wn * OWN + n * 8 + lane % 16, kk + lane / 16));
+          ldmatrix(r, key_row.at(kk, n));
 #pragma unroll
-          for (int i = 0; i < 4; ++i)
-            mma_m16n8k16<T>(s[n + i % 2], a[i / 2], widened<T, C>(r[i] & 0xffff), widened<T, C>(r[i] >> 16));
+          for (int i = 0; i < 4; ++i) mma_m16n8k16<T>(s[n + i % 2], a[i / 2], widened<T, C, 0, 1>(r[i]), widened<T, C, 2, 3>(r[i]));
         } else {
-          ldmatrix(r, keys + place<K_CHUNKS>(wn * OWN + n * 8 + lane % 8 + lane / 16 * 8, kk * 2 + lane / 8 % 2));
+          ldmatrix(r, key_row.at(kk * 2, n));
           mma_m16n8k16<T>(s[n], a[0], r[0], r[1]);
           mma_m16n8k16<T>(s[n + 1], a[0], r[2], r[3]);
         }
       }
     }
 
-    const bool all_visible = __all_sync(WARP, cell0 >= low[0] && cell0 >= low[1] && cell0 + OWN - 1 <= high[0] && cell0 + OWN - 1 <= high[1]);
+    const bool all_visible =
+        !masked && __all_sync(WARP, cell0 >= max(rows[0].low, rows[1].low) && cell0 + OWN - 1 <= min(rows[0].high, rows[1].high));
     float most[2] = {largest[0], largest[1]};
 #pragma unroll
     for (int n = 0; n < SN; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int cell = cell0 + n * 8 + quad * 2 + e % 2;
-        float x = score(s[n][e]);
-        if (!all_visible && (cell < low[e / 2] || cell > high[e / 2])) x = minus_infinity();
-        s[n][e] = x;
-        most[e / 2] = fmaxf(most[e / 2], x);
+        s[n][e] = all_visible || visible(rows[e / 2], cell) ? score(s[n][e], rows[e / 2], cell) : minus_infinity();
+        most[e / 2] = fmaxf(most[e / 2], s[n][e]);
       }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -344,16 +393,17 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
 #pragma unroll
       for (int d = 0; d < ON; d += NARROW ? 4 : 2) {
         uint32_t r[4];
-        ldmatrix<true>(r, values + place<V_CHUNKS>(wn * OWN + n * 8 + lane % 16, (NARROW ? d / 2 : d) + lane / 16));
-        if constexpr (NARROW) {   // a register holds two columns of two cells: even columns make one tile, odd ones the next
+        ldmatrix<true>(r, value_row.at(NARROW ? d / 2 : d, n));
+        if constexpr (NARROW) {  // a register holds two columns of two cells: even columns make one tile, odd ones the next
 #pragma unroll
-          for (int i = 0; i < 4; ++i) r[i] = permute_bytes(r[i], 0, 0x3120);
+          for (int i = 0; i < 4; i += 2) {
+            const uint32_t even[2] = {widened<T, C, 0, 2>(r[i]), widened<T, C, 0, 2>(r[i + 1])};
+            const uint32_t odd[2] = {widened<T, C, 1, 3>(r[i]), widened<T, C, 1, 3>(r[i + 1])};
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int shift = i % 2 * 16, pair = i / 2 * 2;
-            const uint32_t b0 = widened<T, C>(r[pair] >> shift & 0xffff), b1 = widened<T, C>(r[pair + 1] >> shift & 0xffff);
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part) mma_m16n8k16<T>(o[d + i], p[part], b0, b1);
+            for (int part = 0; part < PARTS; ++part) {
+              mma_m16n8k16<T>(o[d + i], p[part], even[0], even[1]);
+              mma_m16n8k16<T>(o[d + i + 1], p[part], odd[0], odd[1]);
+            }
           }
         } else {
 #pragma unroll
@@ -371,108 +421,131 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32) attention(
     sum[i] += __shfl_xor_sync(WARP, sum[i], 2);
   }
 
-  // A value that is not finite makes NaN of its product with a weight of 0, in rows that may not see it. Rows of one position all see the
-  // same cells; where positions differ and a NaN came out, the sums are taken again without the cells that a row may not see.
-  if constexpr (WARPS_M > 1) {
-    bool spoilt = false;
-#pragma unroll
-    for (int n = 0; n < ON; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) spoilt |= o[n][e] != o[n][e];
-    if (__syncthreads_or(spoilt)) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = b.start + wm * 16 + g + 8 * i;
-        if (row >= b.start + b.count) continue;
-        const T* const query = q + (int64_t)(b.first_row + row / group) * q_stride + q_first + (int64_t)(head * group + row % group) * D;
-        const float most = largest[i] == minus_infinity() ? 0.0f : largest[i];
-#pragma unroll
-        for (int n = 0; n < ON; ++n) o[n][i * 2] = o[n][i * 2 + 1] = 0.0f;
-        for (int cell = max(low[i], base_cell); cell <= min(high[i], base_cell + tile_count * CELLS - 1); ++cell) {
-          const int64_t slot = slot_of_cell(cell);
-          if (slot < 0) continue;
-          const C* const key = k_cache + (slot * kv_heads + head) * D;
-          const C* const value = v_cache + (slot * kv_heads + head) * DV;
-          float product = 0.0f;
-          for (int d = 0; d < D; ++d) product += to_float(query[d]) * to_float(key[d]);
-          const float weight = exp2_approx(score(product) - most);
-#pragma unroll
-          for (int n = 0; n < ON; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) o[n][i * 2 + e] += weight * to_float(value[column_of(n, e)]);
-        }
-      }
-    }
-  }
-
-  // The warps that share rows add up in shared memory, in order; then all threads write.
+  // The warps that share rows meet in shared memory.
+  constexpr int PITCH = DV + 8;                            // floats from one row to the next, so that rows lie in different banks
+  float* const values = reinterpret_cast<float*>(memory);  // [WARPS_N, TILE, PITCH]
+  float2* const states = reinterpret_cast<float2*>(values + WARPS_N * TILE * PITCH);  // [WARPS_N, TILE]
+  bool spoilt = false;
   cp_async_wait<0>();
   __syncthreads();
-  float* const values = reinterpret_cast<float*>(memory);                                    // [WARPS_N, TILE, DV]
-  float2* const states = reinterpret_cast<float2*>(memory + WARPS_N * TILE * DV * sizeof(float));   // [WARPS_N, TILE]
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = wn * TILE + wm * 16 + g + 8 * i;
+    float* const to = values + row * PITCH;
     if (quad == 0) states[row] = make_float2(largest[i], sum[i]);
 #pragma unroll
-    for (int n = 0; n < ON; ++n)
+    for (int n = 0; n < ON; n += NARROW ? 2 : 1) {
+      if constexpr (NARROW) store<float, 4>(to + n * 8 + quad * 4, {o[n][i * 2], o[n + 1][i * 2], o[n][i * 2 + 1], o[n + 1][i * 2 + 1]});
+      else store<float, 2>(to + n * 8 + quad * 2, {o[n][i * 2], o[n][i * 2 + 1]});
+    }
 #pragma unroll
-      for (int e = 0; e < 2; ++e) values[row * DV + column_of(n, e)] = o[n][i * 2 + e];
+    for (int n = 0; n < ON; ++n) spoilt |= o[n][i * 2] != o[n][i * 2] || o[n][i * 2 + 1] != o[n][i * 2 + 1];
   }
-  __syncthreads();
-  for (int i = t; i < b.count * (DV / 2); i += THREADS) {
-    const int r = i / (DV / 2), column = i % (DV / 2) * 2;
-    float most = minus_infinity();
+  // A value that is not finite makes NaN of its product with a weight of 0, in rows that may not see it. Where the rows of the block see
+  // different cells and a NaN came out, its rows are summed again without the cells that they may not see, each by a warp.
+  const bool differ = masked || b.start / group != (b.start + b.count - 1) / group;
+  if (__syncthreads_or(spoilt && differ)) {
+    for (int r = warp; r < b.count * WARPS_N; r += WARPS_M * WARPS_N) {
+      const int packed = b.start + r / WARPS_N, of = r % WARPS_N;
+      float* const to = values + (of * TILE + r / WARPS_N) * PITCH;
+      const float most = states[of * TILE + r / WARPS_N].x;
+      bool is_nan = false;
+      for (int d = lane; d < DV; d += 32) is_nan |= to[d] != to[d];
+      if (!__any_sync(WARP, is_nan)) continue;
+      const View row = view_of(packed);
+      float x[(DV + 31) / 32] = {};  // of columns lane, lane + 32, ...
+      for (int c = 0; c < tile_count * OWN; ++c) {
+        const int cell = base_cell + c / OWN * CELLS + of * OWN + c % OWN, slot = visible(row, cell) ? slot_of_cell(cell) : -1;
+        if (slot < 0) continue;
+        const C* const key = k_cache + ((int64_t)slot * kv_heads + head) * D;
+        const C* const value = v_cache + ((int64_t)slot * kv_heads + head) * DV;
+        float product = 0.0f;
+        for (int d = lane; d < D; d += 32) product += to_float(query_of(packed)[d]) * to_float(key[d]);
+        for (int other = 16; other > 0; other /= 2) product += __shfl_xor_sync(WARP, product, other);
+        const float weight = exp2_approx(score(product, row, cell) - (most == minus_infinity() ? 0.0f : most));
+#pragma unroll
+        for (int k = 0; k < (DV + 31) / 32; ++k)
+          if (lane + 32 * k < DV) x[k] += weight * to_float(value[lane + 32 * k]);
+      }
+#pragma unroll
+      for (int k = 0; k < (DV + 31) / 32; ++k)
+        if (lane + 32 * k < DV) to[lane + 32 * k] = x[k];
+    }
+    __syncthreads();
+  }
+  const int64_t stride = (int64_t)total_rows * heads;  // rows of a piece in `partial` and `sums`
+  auto finish = [&](int r, float most, float total) -> float2 {
+    const int64_t sink = (int64_t)(b.first_row + (b.start + r) / group) * sink_stride + head * group + (b.start + r) % group;
+    const float z = !sinks       ? minus_infinity()
+                    : wide_sinks ? static_cast<const float*>(sinks)[sink]
+                                 : to_float(static_cast<const T*>(sinks)[sink]);
+    return finished(most, total, z, v_scale ? *v_scale : 1.0f, masked);
+  };
+  auto store_result = [&](int64_t at, const Pack<float, 4>& x, float factor) {
+    store<T, 4>(out + at, {from_float<T>(x.at[0] * factor), from_float<T>(x.at[1] * factor), from_float<T>(x.at[2] * factor),
+                           from_float<T>(x.at[3] * factor)});
+  };
+  for (int i = t; i < b.count * (DV / 4); i += THREADS) {
+    const int r = i / (DV / 4), column = i % (DV / 4) * 4;
+    float most = minus_infinity(), total = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS_N; ++w) most = fmaxf(most, states[w * TILE + r].x);
-    float x = 0.0f, y = 0.0f, total = 0.0f;
+    Pack<float, 4> x = {};
 #pragma unroll
     for (int w = 0; w < WARPS_N; ++w) {
       const float2 state = states[w * TILE + r];
-      const float weight = state.x == minus_infinity() ? (state.y == 0.0f ? 0.0f : state.y) : exp2_approx(state.x - most);
-      x += weight * values[(w * TILE + r) * DV + column];
-      y += weight * values[(w * TILE + r) * DV + column + 1];
+      const float weight = counts_for(state, most);
+      add_weighted(x, weight, load<float, 4>(values + (w * TILE + r) * PITCH + column));
       total += weight * state.y;
     }
     const int64_t at = output_row(b.start + r);
-    if (gridDim.z > 1) {
-      const int64_t place_of_piece = blockIdx.z * (int64_t)total_rows * heads + at;
-      store<float, 2>(partial + place_of_piece * DV + column, {x, y});
-      if (column == 0) sums[place_of_piece] = make_float2(most, total);
+    if (pieces > 1) {
+      store<float, 4>(partial + (blockIdx.z * stride + at) * DV + column, x);
+      if (column == 0) sums[blockIdx.z * stride + at] = make_float2(most, total);
     } else {
-      const float2 f = finished(most, total, sinks ? sinks[head * group + (b.start + r) % group] : minus_infinity(), v_scale);
-      store<T, 2>(out + at * DV + column, {from_float<T>(x * f.x), from_float<T>(y * f.x)});
+      const float2 f = finish(r, most, total);
+      store_result(at * DV + column, x, f.x);
       if (lse && column == 0) lse[at] = f.y;
     }
   }
-}
+  if (pieces == 1) return;
 
-// Adds up the pieces of each row, in order: out is sum_i 2^(m_i - m) o_i over sum_i 2^(m_i - m) l_i. Grid: tiles, key heads, rows of a tile.
-template <class T, int DV, int TILE>
-__global__ void __launch_bounds__(64) combine(const float* __restrict__ partial, const float2* __restrict__ sums, const int* __restrict__ tiles,
-                                              const int* __restrict__ qo_indptr, const float* __restrict__ sinks, T* __restrict__ out,
-                                              float* __restrict__ lse, int group, int kv_heads, int total_rows, int pieces, float v_scale) {
-  const int lane = tiles[blockIdx.x * 2];
-  if (lane < 0) return;
-  const int packed = tiles[blockIdx.x * 2 + 1] + blockIdx.z, first_row = qo_indptr[lane], rows = qo_indptr[lane + 1] - first_row;
-  if (packed >= rows * group) return;
-  const int head = blockIdx.y * group + packed % group, heads = kv_heads * group;
-  const int64_t at = (int64_t)(first_row + packed / group) * heads + head, stride = (int64_t)total_rows * heads;
-  float most = minus_infinity();
-  for (int piece = 0; piece < pieces; ++piece) most = fmaxf(most, sums[piece * stride + at].x);
-  for (int column = threadIdx.x * 2; column < DV; column += 128) {
-    float x = 0.0f, y = 0.0f, total = 0.0f;
-    for (int piece = 0; piece < pieces; ++piece) {
-      const float2 state = sums[piece * stride + at];
-      if (state.y == 0.0f) continue;   // a piece without cells has no values
-      const float weight = state.x == minus_infinity() ? state.y : exp2_approx(state.x - most);
-      const Pack<float, 2> v = load<float, 2>(partial + (piece * stride + at) * DV + column);
-      x += weight * v.at[0];
-      y += weight * v.at[1];
+  // What this block has written comes before its arrival; what all have written is read after the last one's.
+  POEM_SHARED(uint32_t, arrived, [1]);
+  uint32_t* const counter = counters + blockIdx.x * kv_heads + head;
+  __syncthreads();
+  if (t == 0) arrived[0] = atomic_add_acq_rel(counter, 1u);
+  __syncthreads();
+  if (arrived[0] != pieces - 1) return;
+  if (t == 0) store_release(counter, 0u);          // ready for the next launch
+  float* const weights = values;                   // [pieces, TILE]
+  float* const factors = weights + pieces * TILE;  // [TILE]
+  for (int r = warp; r < b.count; r += THREADS / 32) {
+    const float2* const of_row = sums + output_row(b.start + r);
+    float most = minus_infinity(), total = 0.0f;
+    for (int piece = lane; piece < pieces; piece += 32) most = fmaxf(most, of_row[piece * stride].x);
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) most = fmaxf(most, __shfl_xor_sync(WARP, most, other));
+    for (int piece = lane; piece < pieces; piece += 32) {
+      const float2 state = of_row[piece * stride];
+      const float weight = counts_for(state, most);
+      weights[piece * TILE + r] = weight;
       total += weight * state.y;
     }
-    const float2 f = finished(most, total, sinks ? sinks[head] : minus_infinity(), v_scale);
-    store<T, 2>(out + at * DV + column, {from_float<T>(x * f.x), from_float<T>(y * f.x)});
-    if (lse && column == 0) lse[at] = f.y;
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) total += __shfl_xor_sync(WARP, total, other);
+    const float2 f = finish(r, most, total);
+    if (lane == 0) factors[r] = f.x;
+    if (lane == 0 && lse) lse[output_row(b.start + r)] = f.y;
+  }
+  __syncthreads();
+  for (int i = t; i < b.count * (DV / 4); i += THREADS) {
+    const int r = i / (DV / 4);
+    const int64_t at = output_row(b.start + r) * DV + i % (DV / 4) * 4;
+    Pack<float, 4> x = {};
+#pragma unroll 4
+    for (int piece = 0; piece < pieces; ++piece)
+      add_weighted(x, weights[piece * TILE + r], load<float, 4>(partial + piece * stride * DV + at));
+    store_result(at, x, factors[r]);
   }
 }

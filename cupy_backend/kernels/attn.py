@@ -22,7 +22,7 @@ from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "attn.cu"
 CELLS = {"bf16": "bf16", "f16": "f16", "f32": "float", "e4m3": "e4m3", "e5m2": "e5m2"}
-HEAD_DIMS = (16, 32, 64, 96, 128, 192, 256)  # 16 only over cells of 16 bits
+HEAD_DIMS = {1: (32, 64, 96, 128, 192, 256), 2: (16, 32, 64, 80, 96, 112, 128, 192, 256)}  # by bytes of a cell
 WEIGHT_ERROR = {"bf16": 2.0**-16, "f16": 2.0**-22}
 ROUNDED_WEIGHT_ERROR = {"bf16": 2.0**-8, "f16": 2.0**-11}
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_120a": 188}
@@ -30,6 +30,7 @@ WAVES = 4  # blocks for each multiprocessor that pieces are to give
 MAXIMUM_PIECES = 64
 INVARIANT_PIECES = 16
 SHORTEST_PIECE = 256  # cells
+PADDING = 8  # floats behind each row of results in shared memory
 NULL = Scalar(0, "u64")
 
 
@@ -64,11 +65,11 @@ class Shape:
     def threads(self) -> int:
         return self.warps_m * self.warps_n * 32
 
-    def shared(self, head_dim: int, value_dim: int, cell_bytes: int) -> int:
-        """Bytes of dynamic shared memory: tiles and queries that registers do not hold, later the results of the warps."""
+    def shared(self, head_dim: int, value_dim: int, cell_bytes: int, pieces: int) -> int:
+        """Bytes of dynamic shared memory: tiles and queries that registers do not hold; later results of warps, and weights of pieces."""
         tiles = self.stages * self.cells * (head_dim + value_dim) * cell_bytes
         queries = head_dim // 16 * self.threads * 16 if head_dim > 128 else 0
-        return max(tiles + queries, self.warps_n * self.rows * (value_dim * 4 + 8))
+        return max(tiles + queries, self.warps_n * self.rows * ((value_dim + PADDING) * 4 + 8), (pieces + 1) * self.rows * 4)
 
 
 # (largest head_dim, bytes of a cell) -> shape, the first that fits. Every shape fits the 99 KiB of the smallest device.
@@ -85,21 +86,23 @@ def shape_of(head_dim: int, value_dim: int, cells: str, *, decode: bool) -> Shap
 
 
 def row_tiles(
-    rows_of_lane: np.ndarray, group: int, shape: Shape, *, least: int = 1, most: int | None = None, count: int | None = None
-) -> np.ndarray:
-    """The work list of `attention`: (lane, first packed row) of each block, i32 `[tiles, 2]`; the rows that see most come first.
+    rows_of_lane: np.ndarray, kv_len: np.ndarray, group: int, shape: Shape, *, least: int = 1, most: int | None = None,
+    count: int | None = None,
+) -> np.ndarray:  # fmt: skip
+    """The work list of `attention`: (lane, first packed row) of each block, i32 `[tiles, 2]`; the blocks that may see most come first.
 
-    rows_of_lane: new rows of each lane. Lanes with fewer than `least` or more than `most` of them are left to another launch. count:
-    of tiles, the rest being padding (lane -1).
+    rows_of_lane: new rows of each lane, kv_len: its cells. Lanes with fewer than `least` or more than `most` rows are left to another
+    launch. count: of tiles, the rest being padding (lane -1).
     """
     found = [
-        (lane, start)
-        for lane, rows in enumerate(rows_of_lane.tolist())
+        (cells - rows + min(start // group + -(-shape.rows // group), rows), lane, start)
+        for lane, (rows, cells) in enumerate(zip(rows_of_lane.tolist(), kv_len.tolist(), strict=True))
         if rows >= least and (most is None or rows <= most)
         for start in range(0, rows * group, shape.rows)
     ]
+    listed = [(lane, start) for _, lane, start in sorted(found, reverse=True)]
     padding = [(-1, 0)] * ((len(found) if count is None else count) - len(found))
-    return np.array(found[::-1] + padding, np.int32).reshape(-1, 2)
+    return np.array(listed + padding, np.int32).reshape(-1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,30 +116,33 @@ class Lanes:
 
 
 def kv_append(
-    k: Array | Columns, v: Array | Columns, k_cache: Array, v_cache: Array, write_page: Array, write_offset: Array, *, k_scale: float = 1.0,
-    v_scale: float = 1.0, nodes: tuple[int, ...] = (),
+    k: Array | Columns, v: Array | Columns, k_cache: Array, v_cache: Array, write_page: Array, write_offset: Array, *,
+    scales: tuple[Array, Array] | None = None, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
-    """Stores k and v of each row in the cell (write_page, write_offset); a row whose offset or page does not exist is skipped."""
+    """Stores k and v of each row in the cell (write_page, write_offset); a row whose offset or page does not exist is skipped.
+
+    scales: f32 `[1]` of k and of v, by which they are divided; for cells of 8 bits.
+    """
     k, v = columns_of(k), columns_of(v)
     same_dtype(k.array, v.array)
     vec = _vector(k, v)
     arguments: dict[str, Argument] = {
         "k": reading(k.array), "v": reading(v.array), "write_page": reading(write_page), "write_offset": reading(write_offset),
         "k_cache": updating(k_cache), "v_cache": updating(v_cache), **_strides(k=k), "k_width": Scalar(k.width, "i32"), **_strides(v=v),
-        "v_width": Scalar(v.width, "i32"), **_pages(k_cache), "k_scale": Scalar(k_scale, "f32"), "v_scale": Scalar(v_scale, "f32"),
+        "v_width": Scalar(v.width, "i32"), **_pages(k_cache), **_scales(scales),
     }  # fmt: skip
     kernel = f"kv_append<{type_of(k.array)}, {_cell(k_cache)}, {vec}>"
     return [Launch(SOURCE, kernel, (k.array.shape[0], 1, 1), (128, 1, 1), arguments, nodes=nodes)]
 
 
 def append(
-    x: Array | Columns, cache: Array, write_page: Array, write_offset: Array, *, scale: float = 1.0, nodes: tuple[int, ...] = ()
+    x: Array | Columns, cache: Array, write_page: Array, write_offset: Array, *, scale: Array | None = None, nodes: tuple[int, ...] = ()
 ) -> list[Launch]:
     """Stores the rows of one plane, as `kv_append` does."""
     x = columns_of(x)
     arguments: dict[str, Argument] = {
         "x": reading(x.array), "write_page": reading(write_page), "write_offset": reading(write_offset), "cache": updating(cache),
-        **_strides(x=x), "width": Scalar(x.width, "i32"), **_pages(cache), "scale": Scalar(scale, "f32"),
+        **_strides(x=x), "width": Scalar(x.width, "i32"), **_pages(cache), "scale": _optional(scale),
     }  # fmt: skip
     kernel = f"append<{type_of(x.array)}, {_cell(cache)}, {_vector(x)}>"
     return [Launch(SOURCE, kernel, (x.array.shape[0], 1, 1), (128, 1, 1), arguments, nodes=nodes)]
@@ -162,7 +168,7 @@ class Turn:
 
 def rope_append(
     q: Array | Columns, k: Array | Columns, v: Array | Columns, positions: Array, turn: Turn, q_out: Array, k_cache: Array, v_cache: Array,
-    write_page: Array, write_offset: Array, *, head_dim: int, k_scale: float = 1.0, v_scale: float = 1.0, nodes: tuple[int, ...] = (),
+    write_page: Array, write_offset: Array, *, head_dim: int, scales: tuple[Array, Array] | None = None, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """rope of q and k, then kv_append of k and v: q_out `[N, q's width]`; k is rounded to its dtype before it becomes a cell.
 
@@ -186,18 +192,16 @@ def rope_append(
         "write_page": reading(write_page), "write_offset": reading(write_offset), "q_out": writing(q_out), "k_cache": updating(k_cache),
         "v_cache": updating(v_cache), **_strides(q=q, k=k, v=v), **{name: Scalar(number, "i32") for name, number in numbers.items()},
         **_pages(k_cache), "factor": Scalar(turn.factor, "f32"), "sign": Scalar(-1.0 if turn.inverse else 1.0, "f32"),
-        "k_scale": Scalar(k_scale, "f32"), "v_scale": Scalar(v_scale, "f32"),
+        **_scales(scales),
     }  # fmt: skip
     kernel = f"rope_append<{type_of(q.array)}, {_cell(k_cache)}, {vec}, {'true' if turn.neighbours else 'false'}>"
     return [Launch(SOURCE, kernel, (q.array.shape[0], 1, 1), (256, 1, 1), arguments, shared=pairs * 8, nodes=nodes)]
 
 
 def pieces_of(tiles: int, kv_heads: int, *, decode: bool, arch: str, batch_invariant: bool) -> int:
-    """Into how many pieces the cells of a lane are cut. Where a cut lies depends on the lane's own length and this number."""
-    if not decode:
-        return 1
+    """Into how many pieces the cells of a lane are cut at most. Where a cut lies depends on the lane's own length and this number."""
     if batch_invariant:
-        return INVARIANT_PIECES
+        return INVARIANT_PIECES if decode else 1
     return min(MAXIMUM_PIECES, max(1, WAVES * MULTIPROCESSORS[arch] // (tiles * kv_heads)))
 
 
@@ -206,69 +210,95 @@ def attention_scratch(rows: int, heads: int, value_dim: int, pieces: int) -> int
     return pieces * rows * heads * (value_dim + 2) * 4 if pieces > 1 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What becomes of a score after its scale: cap * tanh(score / cap), then plus bias, then times 1 + slope ln((position + 1) / floor).
+
+    bias: f32 `[N, heads * extent]`, for cells 0 to extent - 1 before the row's own. log_scaling: (floor, slope), for positions from floor
+    on. mask: bits of the cells that rows may see, and bounds of each lane's bytes, i32 `[lanes + 1]`; a lane without bytes has no mask.
+    """
+
+    softcap: float | None = None
+    bias: Array | None = None
+    log_scaling: tuple[float, float] | None = None
+    mask: tuple[Array, Array] | None = None
+
+
+PLAIN = Scores()
+
+
 def attention(
     q: Array | Columns, k_cache: Array, v_cache: Array, out: Array, *, tiles: Array, lanes: Lanes, head_dim: int, kv_heads: int,
-    sm_scale: float, decode: bool, pieces: int = 1, window: int | None = None, causal: bool = True, softcap: float | None = None,
-    sinks: Array | None = None, lse: Array | None = None, k_scale: float = 1.0, v_scale: float = 1.0, rounded_weights: bool = False,
-    scratch: Array | None = None, nodes: tuple[int, ...] = (),
+    sm_scale: float, decode: bool, pieces: int = 1, window: int | None = None, causal: bool = True, scores: Scores = PLAIN,
+    sinks: Array | None = None, lse: Array | None = None, scales: tuple[Array, Array] | None = None, rounded_weights: bool = False,
+    scratch: Array | None = None, counters: Array | None = None, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """Attention of the rows that `tiles` lists (`row_tiles`, with `shape_of` for the same `decode`) over their lanes' cells.
 
     q `[N, heads * head_dim]`; out `[N, heads * value_dim]` of q's dtype, with the direction it is given: `write` if the tiles are all its
-    rows. Cells are of q's dtype, e4m3 or e5m2. sinks f32 `[heads]`; lse f32 `[N, heads]`, in base 2. pieces: see `pieces_of`; several
-    need `attention_scratch` bytes.
+    rows. Cells are of q's dtype, e4m3 or e5m2; scales f32 `[1]` of K and of V multiply what they hold. sinks `[heads]` or `[N, heads]`,
+    f32 or of q's dtype; lse f32 `[N, heads]`, in base 2. pieces: see `pieces_of`; several need `attention_scratch` bytes, and counters
+    u32 for each tile and key head, which are 0 before and after.
     """
     q = columns_of(q)
     value_dim, group, heads = v_cache.shape[2] // kv_heads, q.width // head_dim // kv_heads, q.width // head_dim
     shape = shape_of(head_dim, value_dim, k_cache.dtype, decode=decode)
-    held = type_of(q.array)
     if q.array.dtype == "f32" or (_bytes(k_cache.dtype) > 1 and k_cache.dtype != q.array.dtype):
         raise _unsupported("queries of bf16 or f16 over cells of the same dtype, e4m3 or e5m2", f"{q.array.dtype} over {k_cache.dtype}")
     same_dtype(q.array, out)
     same_dtype(k_cache, v_cache)
-    if sinks is not None and sinks.dtype != "f32":
-        raise _unsupported("sinks of f32", sinks.dtype)
+    if sinks is not None and sinks.dtype not in ("f32", q.array.dtype):
+        raise _unsupported(f"sinks of f32 or {q.array.dtype}", sinks.dtype)
     rows = q.array.shape[0]
-    partial: Argument = NULL
-    sums: Argument = NULL
-    if pieces > 1:
-        if scratch is None:
-            raise _unsupported("scratch for the pieces", "none")
-        partial = Array(scratch.buffer, "scratch", (pieces, rows, heads, value_dim), "f32", scratch.offset)
-        sums = Array(scratch.buffer, "scratch", (pieces, rows, heads, 2), "f32", scratch.offset + partial.nbytes)
-    last: dict[str, Argument] = {"sinks": _optional(sinks), "out": out, "lse": NULL if lse is None else _like(lse, out)}
+    partial, sums, counted = _pieces(scratch, counters, (pieces, rows, heads, value_dim), tiles.shape[0] * kv_heads)
+    mask, mask_indptr = scores.mask or (None, None)
+    log_floor, log_slope = scores.log_scaling or (0.0, 0.0)
     numbers = {
         "group": group, "kv_heads": kv_heads, "page_shift": _page_shift(k_cache), "window": window or 0, "causal": int(causal),
         "total_rows": rows, "shortest": max(1, SHORTEST_PIECE // shape.cells),
+        "sink_stride": heads if sinks is not None and len(sinks.shape) == 2 else 0,
+        "wide_sinks": int(sinks is not None and sinks.dtype == "f32"),
+        "extent": 0 if scores.bias is None else scores.bias.shape[1] // heads,
     }  # fmt: skip
     arguments: dict[str, Argument] = {
         "q": reading(q.array), "k_cache": reading(k_cache), "v_cache": reading(v_cache), "tiles": reading(tiles),
         "qo_indptr": reading(lanes.qo_indptr), "kv_len": reading(lanes.kv_len), "page_indptr": reading(lanes.page_indptr),
-        "page_indices": reading(lanes.page_indices), **(last if pieces == 1 else dict.fromkeys(last, NULL)), "partial": partial,
-        "sums": sums, **_strides(q=q), **{name: Scalar(number, "i32") for name, number in numbers.items()},
-        "scale": Scalar(sm_scale * k_scale, "f32"), "cap": Scalar(softcap or 0.0, "f32"), "v_scale": Scalar(v_scale, "f32"),
+        "page_indices": reading(lanes.page_indices), **_scales(scales), "sinks": _optional(sinks), "mask": _optional(mask),
+        "mask_indptr": _optional(mask_indptr), "bias": _optional(scores.bias), "out": out, "lse": NULL if lse is None else _like(lse, out),
+        "partial": partial, "sums": sums, "counters": counted, **_strides(q=q),
+        **{name: Scalar(number, "i32") for name, number in numbers.items()}, "scale": Scalar(sm_scale, "f32"),
+        "cap": Scalar(scores.softcap or 0.0, "f32"), "log_floor": Scalar(log_floor, "f32"), "log_slope": Scalar(log_slope, "f32"),
     }  # fmt: skip
-    form = f"{held}, {_cell(k_cache)}, {head_dim}, {value_dim}, {shape.warps_m}, {shape.warps_n}, {shape.cells}, {shape.stages}"
-    shared = shape.shared(head_dim, value_dim, _bytes(k_cache.dtype))
-    grid, block = (tiles.shape[0], kv_heads, pieces), (shape.threads, 1, 1)
-    kernel = f"attention<{form}, {1 if rounded_weights else 2}>"
-    launches = [Launch(SOURCE, kernel, grid, block, arguments, shared=shared, nodes=nodes)]
-    if isinstance(partial, Array) and isinstance(sums, Array):
-        added: dict[str, Argument] = {
-            "partial": reading(partial), "sums": reading(sums), "tiles": reading(tiles), "qo_indptr": reading(lanes.qo_indptr), **last,
-            "group": Scalar(group, "i32"), "kv_heads": Scalar(kv_heads, "i32"), "total_rows": Scalar(rows, "i32"),
-            "pieces": Scalar(pieces, "i32"), "v_scale": Scalar(v_scale, "f32"),
-        }  # fmt: skip
-        grid = (tiles.shape[0], kv_heads, shape.rows)
-        launches.append(Launch(SOURCE, f"combine<{held}, {value_dim}, {shape.rows}>", grid, (64, 1, 1), added, nodes=nodes))
-    return launches
+    form = f"{head_dim}, {value_dim}, {shape.warps_m}, {shape.warps_n}, {shape.cells}, {shape.stages}, {1 if rounded_weights else 2}"
+    kernel = f"attention<{type_of(q.array)}, {_cell(k_cache)}, {form}, {'true' if scores == PLAIN else 'false'}>"
+    shared = shape.shared(head_dim, value_dim, _bytes(k_cache.dtype), pieces)
+    return [Launch(SOURCE, kernel, (tiles.shape[0], kv_heads, pieces), (shape.threads, 1, 1), arguments, shared=shared, nodes=nodes)]
+
+
+def _pieces(
+    scratch: Array | None, counters: Array | None, shape: tuple[int, int, int, int], groups: int
+) -> tuple[Argument, Argument, Argument]:
+    """Weighted values `[pieces, rows, heads, value_dim]` and sums of pieces, and the counters; null pointers for one piece."""
+    if shape[0] == 1:
+        return NULL, NULL, NULL
+    if scratch is None or counters is None or counters.shape[0] < groups:
+        raise _unsupported(f"scratch for the pieces, and {groups} counters", f"{scratch}, {counters}")
+    partial = Array(scratch.buffer, "scratch", shape, "f32", scratch.offset)
+    sums = Array(scratch.buffer, "scratch", (*shape[:3], 2), "f32", scratch.offset + partial.nbytes)
+    return partial, sums, updating(counters)
+
+
+def _scales(scales: tuple[Array, Array] | None) -> dict[str, Argument]:
+    k_scale, v_scale = scales or (None, None)
+    return {"k_scale": _optional(k_scale), "v_scale": _optional(v_scale)}
 
 
 def _check_heads(head_dim: int, value_dim: int, cells: str) -> None:
-    known = head_dim in HEAD_DIMS and value_dim in HEAD_DIMS and cells in ("bf16", "f16", "e4m3", "e5m2")
-    if not known or (min(head_dim, value_dim) == 16 and _bytes(cells) == 1):
-        served = f"heads of {', '.join(map(str, HEAD_DIMS))} over cells of bf16, f16, e4m3 or e5m2"
-        raise _unsupported(served, f"{head_dim}, {value_dim} over {cells}")
+    if cells not in ("bf16", "f16", "e4m3", "e5m2"):
+        raise _unsupported("cells of bf16, f16, e4m3 or e5m2", cells)
+    known = HEAD_DIMS[_bytes(cells)]
+    if head_dim not in known or value_dim not in known:
+        raise _unsupported(f"heads of {', '.join(map(str, known))} over cells of {cells}", f"{head_dim}, {value_dim}")
 
 
 def _like(array: Array, other: Array) -> Array:

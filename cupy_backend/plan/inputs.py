@@ -60,14 +60,14 @@ def fill(arrays: Mapping[str, Array], lists: Sequence[WorkList], pass_: Geometry
     Lanes past those of the pass have no rows and no cells. `counts` holds the true rows, lanes and readouts.
     """
     buffer: np.ndarray = np.zeros(nbytes(arrays), np.uint8)
-    for name, values in chain(_values(pass_), _work(lists, pass_)):
+    for name, values in chain(_values(pass_), _masks(pass_) if "mask" in arrays else (), _work(lists, pass_)):
         array = arrays[name]
         view = buffer[array.offset : array.offset + array.nbytes].view(np.int32).reshape(array.shape)
         if name.startswith("write_page"):
             view[...] = NO_PAGE
         elif name == "lane_of_row":
             view[...] = -1
-        elif name.partition(".")[0] in ("qo_indptr", "kv_indptr"):
+        elif name.partition(".")[0] in ("qo_indptr", "kv_indptr", "mask_indptr"):
             view[...] = values[-1]
         view[: len(values)] = values
     return buffer
@@ -85,7 +85,13 @@ def _values(pass_: Geometry) -> Iterator[tuple[str, np.ndarray]]:
         yield f"kv_indices.{space}", pages.indices
 
 
+def _masks(pass_: Geometry) -> Iterator[tuple[str, np.ndarray]]:
+    bits, bounds = pass_.packed_masks
+    yield "mask", np.pad(bits, (0, -len(bits) % 4)).view(np.int32)
+    yield "mask_indptr", bounds
+
+
 def _work(lists: Sequence[WorkList], pass_: Geometry) -> Iterator[tuple[str, np.ndarray]]:
     counts = np.diff(pass_.qo_indptr)
     for item in lists:
-        yield item.name, row_tiles(counts, item.group, item.shape, least=item.least, most=item.most, count=item.tiles)
+        yield item.name, row_tiles(counts, pass_.kv_len, item.group, item.shape, least=item.least, most=item.most, count=item.tiles)

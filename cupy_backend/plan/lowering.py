@@ -59,6 +59,7 @@ class Lowering:
         self.graph, self.bucket, self.options = graph, bucket, options
         self.inputs = inputs.layout(bucket, len(graph.spaces))
         self.places: dict[int, Columns] = {}
+        self.codes: dict[int, tuple[Array, Array]] = {}  # values that are stored as codes and scales of the rule a8, and not as themselves
         self.stored: dict[str, Stored] = {}
         self.tables: dict[str, np.ndarray] = {}
         self.lists: dict[str, WorkList] = {}
@@ -157,6 +158,14 @@ class Lowering:
             self.lists[name] = WorkList(name, group, shape, least, most, tiles)
             inputs.add(self.inputs, name, (tiles, 2))
         return self.inputs[name]
+
+    def masks(self) -> tuple[Array, Array]:
+        """The bits of the masks of all lanes, and bounds of each lane's bytes (`Geometry.packed_masks`)."""
+        if "mask" not in self.inputs:
+            bits = self.bucket.rows * self.bucket.cells + 8 * self.bucket.lanes
+            inputs.add(self.inputs, "mask", (-(-bits // 32),))
+            inputs.add(self.inputs, "mask_indptr", (self.bucket.lanes + 1,))
+        return self.inputs["mask"], self.inputs["mask_indptr"]
 
     # -- what is there at load -----------------------------------------------------------------
     def param(self, node: Node, name: str) -> Param:

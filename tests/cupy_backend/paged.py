@@ -18,7 +18,9 @@ class Pass(NamedTuple):
     page_size: int
 
 
-def ragged(lanes: Sequence[tuple[int, int]], page_size: int, seed: int, window: int | None = None) -> Pass:
+def ragged(
+    lanes: Sequence[tuple[int, int]], page_size: int, seed: int, window: int | None = None, masks: Sequence[np.ndarray | None] | None = None
+) -> Pass:
     """A pass of lanes (cells before, new rows). Pages lie in random order, some belong to nobody; with a window old ones are gone."""
     table = PageTable(page_size, window)
     for sequence, (before, _) in enumerate(lanes):
@@ -31,7 +33,7 @@ def ragged(lanes: Sequence[tuple[int, int]], page_size: int, seed: int, window: 
     order = np.random.default_rng(seed).permutation(count)
     for own in table.pages.values():
         own[:] = [NO_PAGE if page == NO_PAGE else int(order[page]) for page in own]
-    batch = [Chunk(sequence, [0] * new) for sequence, (_, new) in enumerate(lanes)]
+    batch = [Chunk(sequence, [0] * new, mask=None if masks is None else masks[sequence]) for sequence, (_, new) in enumerate(lanes)]
     return Pass(geometry(batch, {n: before for n, (before, _) in enumerate(lanes)}, [table]), count, page_size)
 
 

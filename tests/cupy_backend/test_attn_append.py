@@ -76,7 +76,12 @@ def test_rows_land_in_their_cells_and_nowhere_else(lanes, dtype, cells, widths, 
         sources = [memory.give("k", k), memory.give("v", v)]
     before = [untouched(given, width, cells) for width in widths]
     planes = [memory.give(f"{name}_cache", plane, cells, plane.shape) for name, plane in zip("kv", before, strict=True)]
-    memory.run(attn.kv_append(sources[0], sources[1], planes[0], planes[1], page, offset, k_scale=scales[0], v_scale=scales[1]))
+    of_cells = (
+        None
+        if scales == (1.0, 1.0)
+        else (memory.give("k_scale", np.array(scales[:1], F32)), memory.give("v_scale", np.array(scales[1:], F32)))
+    )
+    memory.run(attn.kv_append(sources[0], sources[1], planes[0], planes[1], page, offset, scales=of_cells))
     pages = given.geometry.pages[0]
     for name, x, plane, scale in zip("kv", (k, v), before, scales, strict=True):
         plane[pages.write_page, pages.write_offset] = store(x[:-2], Dtype(cells), F32(scale))
