@@ -44,7 +44,12 @@ def encoded() -> dict[str, np.ndarray]:
         "as_e5m2": np.empty(len(x), np.uint8), "as_e2m1": np.empty(len(x) // 2, np.uint8),
     }  # fmt: skip
     run(
-        SOURCE, "encode<>", (4,), 256, {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)}, device=FAST
+        SOURCE,
+        "encode<>",
+        (4,),
+        256,
+        {"x": (x, "read"), **{name: (array, "write") for name, array in out.items()}, "n": len(x)},
+        device=FAST,
     )
     return {"x": x, **out}
 
