@@ -84,7 +84,7 @@ def run_isolated(graph: Graph, weights: Mapping[str, Tensor], session: "Session 
         rows = geometry(pass_.batch, lengths, [])
         lengths.update(zip(rows.sequences, rows.kv_len.tolist(), strict=True))
         if operands is None:
-            operands = Operands(graph, Weights(graph, weights), rows, ARITHMETIC, given=pass_.inputs)
+            operands = Operands(graph, Weights(graph, weights), rows, ARITHMETIC, casts=True, given=pass_.inputs)
         else:
             operands.start(rows, pass_.inputs)
         if session is None:

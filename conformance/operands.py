@@ -10,7 +10,7 @@ from conformance.bounds import BOUNDS, Cells, local_bound
 from conformance.bounds.record import as_running
 from conformance.running import Running, joined
 from poem.batch import Chunk, Geometry, geometry
-from poem.dtypes import FLOATS, Dtype, activation
+from poem.dtypes import FLOATS, Dtype, activation, leaves
 from poem.dtypes.cache import load, store
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
@@ -79,7 +79,7 @@ class Operands:
         """Operands and attributes of a node by parameter name."""
         found = {**node.attributes, **{name: self._operand(operand) for name, operand in node.operands.items()}}
         if self.casts and node.op.startswith("linear.") and self._rounds_activations(node):
-            found["x"] = self._cast(found["x"], lambda x: activation.dequantise(*activation.quantise(x), np.float64))
+            found["x"] = rounded_activations(found["x"])
         return found
 
     def _operand(self, operand: Operand) -> Any:
@@ -193,6 +193,29 @@ def _joined(held: Any, more: Any) -> Any:
         return np.concatenate([held, more])
     arithmetic = next(part.arithmetic for part in (held, more) if isinstance(part, Running))
     return joined([as_running(arithmetic, part) for part in (held, more)], 0)
+
+
+def rounded_activations(given: Any) -> Any:
+    """Activations by the rule a8, x = scale * code. Where x is inexact its run's scale is too: with sizes |x| in low .. high and scales in
+    least .. most, scale * code lies between least * code(low / most) and most * code(high / least), as rounding keeps the order.
+    """
+    if not isinstance(given, Running):
+        return activation.dequantise(*activation.quantise(given), np.float64)
+    value, size = rounded_activations(given.value), np.abs(given.value)
+    error = np.broadcast_to(given.error, value.shape)
+    error = np.where(error <= half_spacing(size, "f32"), 0.0, error)  # what float32 does not tell apart has one code
+    low, high = np.maximum(size - error, 0.0), size + error
+    least, most = (np.repeat(activation.quantise(end)[1], activation.RUN, axis=1)[:, : size.shape[1]] for end in (low, high))
+    least = np.where(least > most, 0.0, least)  # a run that may be 0 throughout, whose scale is 1 then
+    with np.errstate(divide="ignore", invalid="ignore"):
+        top = np.where(least > 0, most * _codes(high / least), activation.LARGEST * most)
+        bottom = np.where(error > size, -top, least * _codes(low / most))
+    return Running(given.arithmetic, value, np.maximum(top - np.abs(value), np.abs(value) - bottom) if error.any() else 0.0)
+
+
+def _codes(quotients: np.ndarray) -> np.ndarray:
+    """The values of the e4m3 codes that numbers are rounded to."""
+    return leaves.decode(leaves.encode_codes(quotients.astype(np.float32), "e4m3"), "e4m3", np.float64)
 
 
 def _no_cells(widths: Sequence[int]) -> Planes:

@@ -1,8 +1,9 @@
-"""Examples of the norms of ops.elemwise, and of the pattern that adds a residual before one."""
+"""Examples of the norms of ops.elemwise, and of the patterns that add a residual before one and round one to codes."""
 
 from conformance.strategies.build import Build
 from conformance.strategies.elemwise import FLOATS, WIDTHS, not_huge
 from conformance.strategies.record import alike, strategy
+from poem.ops.operands import Value
 
 EPSILONS = (1e-6, 1e-5, 1e-12, 0.0)
 HEADS = (2, 1, 5, 16)
@@ -71,3 +72,27 @@ def add_rmsnorm(b: Build) -> None:
     normed = b.call(norm, stream, b.gain(width), b.pick(*EPSILONS))
     if b.pick(False, True):
         b.call("elemwise.residual_add", normed, stream)
+
+
+CODED_WIDTHS = (128, 64, 1040, 2064)
+
+
+@strategy("rmsnorm_codes", dtypes=("bf16",), weights=("e4m3tile128a8",))
+def rmsnorm_codes(b: Build) -> None:
+    """A norm that only products read which take its codes."""
+    width = b.pick(*CODED_WIDTHS)
+    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), b.value(width), b.gain(width), b.pick(*EPSILONS)))
+
+
+@strategy("add_rmsnorm_codes", dtypes=("bf16",), weights=("e4m3tile128a8",))
+def add_rmsnorm_codes(b: Build) -> None:
+    width = b.pick(*CODED_WIDTHS)
+    stream = b.call("elemwise.add_bias", b.gain(width), b.value(width))
+    stream = b.call("elemwise.residual_add", b.value(width), stream)
+    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), stream, b.gain(width), b.pick(*EPSILONS)))
+
+
+def _multiplied(b: Build, normed: Value) -> None:
+    """One product of the norm, or two."""
+    for outer in b.pick((16,), (136, 5)):
+        b.call("linear.matmul", normed, b.weight(outer, normed.width))

@@ -6,8 +6,10 @@ Gains and offsets of weights are read along the rows, so `prepare` turns them on
 slices need scratch memory and counters, `COUNTERS` u32 that are 0 before the first launch and which each launch leaves 0.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,11 +70,24 @@ def _by_row(planes: Mapping[str, np.ndarray], path: str, shape: tuple[int, ...])
     return np.ascontiguousarray(gain, np.float32)
 
 
+class Codes(NamedTuple):
+    """Activations rounded by the rule a8: codes `[N, K]` and scales f32 `[runs, N']`, as `quantise_activations` makes them."""
+
+    codes: Array
+    scales: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+
 def matmul(
-    x: Array, w: Mapping[str, Array], out: Array, *, dtype: Dtype, arch: str, batch_invariant: bool = False, act: str | None = None,
+    x: Array | Codes, w: Mapping[str, Array], out: Array, *, dtype: Dtype, arch: str, batch_invariant: bool = False, act: str | None = None,
     warpgroups: bool = False, scratch: Array | None = None, counters: Array | None = None, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """out `[N, M]` (bf16 or f32) = x `[N, K]` (bf16) times the transpose of w `[M, K]`, whose planes `prepare` made.
+
+    x may come as codes where the weight's dtype has the rule a8.
 
     act: silu, gelu_tanh or gelu, for w `[2 M, K]` of gates over ups: out = act(gate) * up, where gate and up are rounded to out's dtype
     first. So it equals the product followed by the gated unit.
@@ -90,10 +105,14 @@ def matmul(
         return []
     chosen = _cut(rows, outputs, width, dtype, arch, batch_invariant, act)
     launches, x_scale, scale_stride, type_of_x = [], None, 0, "bf16"
-    if dtype.act:
+    if dtype.act and isinstance(x, Array):
         assert scratch is not None
-        codes, x_scale, scratch = _activation_arrays(rows, width, scratch)
-        launches, x, type_of_x, scale_stride = [quantise_activations(x, codes, x_scale, nodes=nodes)], codes, "e4m3", x_scale.shape[1]
+        coded, scratch = _codes_in(rows, width, scratch)
+        launches, x = [quantise_activations(x, *coded, nodes=nodes)], coded
+    if isinstance(x, Codes):
+        assert dtype.act, "codes are for products by the rule a8"
+        type_of_x, scale_stride = "e4m3", x.scales.shape[1]
+        x_scale, x = x.scales, x.codes
     codes_meet = multiplies_codes(dtype, arch)
     takes_warpgroups = warpgroups and not batch_invariant and (dtype.name == "bf16" or codes_meet)
     if takes_warpgroups and linear_warpgroups.serves(rows, outputs, arch=arch):
@@ -128,13 +147,14 @@ def matmul(
 
 
 def matmul_scratch(
-    rows: int, outputs: int, width: int, *, dtype: Dtype, arch: str, batch_invariant: bool = False, act: str | None = None
-) -> int:
-    """Bytes of scratch that `matmul` needs for x `[rows, width]` and out `[rows, outputs]`."""
+    rows: int, outputs: int, width: int, *, dtype: Dtype, arch: str, batch_invariant: bool = False, act: str | None = None,
+    coded: bool = False,
+) -> int:  # fmt: skip
+    """Bytes of scratch that `matmul` needs for x `[rows, width]` and out `[rows, outputs]`. coded: x comes as codes."""
     if rows == 0:
         return 0
     chosen = _cut(rows, outputs, width, dtype, arch, batch_invariant, act)
-    activations = _activation_bytes(rows, width) if dtype.act else 0
+    activations = _codes_bytes(rows, width) if dtype.act and not coded else 0
     return activations + (4 * _partials(chosen) if chosen.splits > 1 else 0)
 
 
@@ -162,20 +182,27 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 256) * 256
 
 
-def _activation_bytes(rows: int, width: int) -> int:
-    stride = -(-rows // SCALE_ALIGNMENT) * SCALE_ALIGNMENT
-    return _aligned(rows * width) + _aligned(-(-width // RUN) * stride * 4)
+def codes_shapes(rows: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes of the codes and of the scales of activations `[rows, width]`."""
+    return (rows, width), (-(-width // RUN), -(-rows // SCALE_ALIGNMENT) * SCALE_ALIGNMENT)
 
 
-def _activation_arrays(rows: int, width: int, scratch: Array) -> tuple[Array, Array, Array]:
+def _codes_bytes(rows: int, width: int) -> int:
+    codes, scales = codes_shapes(rows, width)
+    return _aligned(math.prod(codes)) + _aligned(4 * math.prod(scales))
+
+
+def _codes_in(rows: int, width: int, scratch: Array) -> tuple[Codes, Array]:
     """Codes and scales at the start of scratch, and the rest of it."""
-    stride = -(-rows // SCALE_ALIGNMENT) * SCALE_ALIGNMENT
-    codes = replace(scratch, shape=(rows, width), dtype="u8")
-    scales = replace(scratch, shape=(-(-width // RUN), stride), dtype="f32", offset=scratch.offset + _aligned(rows * width))
-    return codes, scales, replace(scratch, offset=scratch.offset + _activation_bytes(rows, width))
+    codes, scales = codes_shapes(rows, width)
+    coded = Codes(
+        replace(scratch, shape=codes, dtype="u8"),
+        replace(scratch, shape=scales, dtype="f32", offset=scratch.offset + _aligned(math.prod(codes))),
+    )
+    return coded, replace(scratch, offset=scratch.offset + _codes_bytes(rows, width))
 
 
-def _check(x: Array, out: Array, kernel: Format, dtype: Dtype, act: str | None) -> None:
+def _check(x: Array | Codes, out: Array, kernel: Format, dtype: Dtype, act: str | None) -> None:
     """Rows of x and of codes are copied 16 bytes at a time, gains of as many rows as 16 bytes hold."""
     width, outputs = x.shape[1], out.shape[1]
     columns = 16 if dtype.act else max(8, 128 // kernel.code_bits)
@@ -183,8 +210,9 @@ def _check(x: Array, out: Array, kernel: Format, dtype: Dtype, act: str | None) 
         raise _unsupported(f"a product over {width} columns of {dtype}", f"a multiple of {columns} columns")
     if act and kernel.group and outputs % ROW_ALIGNMENT:
         raise _unsupported(f"a gated unit of {outputs} columns by a weight of {dtype}", f"a multiple of {ROW_ALIGNMENT}")
-    if x.dtype != "bf16" or out.dtype not in OUT_TYPES:
-        raise _unsupported(f"a product from {x.dtype} to {out.dtype}", "from bf16 to bf16 or f32")
+    given = "bf16" if isinstance(x, Codes) else x.dtype
+    if given != "bf16" or out.dtype not in OUT_TYPES:
+        raise _unsupported(f"a product from {given} to {out.dtype}", "from bf16 to bf16 or f32")
     if act and act not in ("silu", "gelu_tanh", "gelu"):
         raise _unsupported(f"a gated unit of {act}", "silu, gelu_tanh or gelu")
 

@@ -11,6 +11,7 @@ from poem.graph import Graph, Node, Ref
 
 APPENDS = ("attn.kv_append", "attn.kv_append_shared")
 NORMS = ("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
+PRODUCTS = ("linear.matmul", "linear.lm_head")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
@@ -85,6 +86,23 @@ def _add_norm(uses: Uses, node: Node) -> tuple[int, ...] | None:
     in_place = x != y and uses.dies_at(y, node)
     one_dtype = norm is not None and len({uses.dtype(value) for value in (x, y, total, norm.results[0])}) == 1
     return (node.id, norm.id) if norm is not None and in_place and one_dtype else None
+
+
+def _norm_codes(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    return (node.id,) if node.op in NORMS and _is_multiplied_as_codes(uses, node) else None
+
+
+def _add_norm_codes(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    found = _add_norm(uses, node)
+    return found if found is not None and _is_multiplied_as_codes(uses, uses.graph.nodes[found[1]]) else None
+
+
+def _is_multiplied_as_codes(uses: Uses, node: Node) -> bool:
+    """Whether products by weights with the rule a8, and nothing else, read the bf16 result of a node."""
+    value = node.results[0]
+    readers = [uses.graph.nodes[id] for id in uses.of("value", value)]
+    products = all(reader.op in PRODUCTS and Dtype(_weight_dtype(uses, reader)).act == "a8" for reader in readers)
+    return bool(readers) and products and value not in uses.outputs and {uses.dtype(value), uses.dtype(operand(node, "x").id)} == {"bf16"}
 
 
 def _product_glu(uses: Uses, node: Node) -> tuple[int, ...] | None:
@@ -169,6 +187,14 @@ def _towards_append(uses: Uses, product: Node) -> list[int] | None:
 # The first that matches a node takes it.
 PATTERNS = (
     Pattern(
+        "add_rmsnorm_codes", "as add_rmsnorm, where only products by weights with the activation rule a8 read the norm",
+        "the sum to its dtype; the norm to its dtype, and then to codes and scales", _add_norm_codes,
+    ),
+    Pattern(
+        "rmsnorm_codes", "an rmsnorm that only products by weights with the activation rule a8 read",
+        "the norm to its dtype, and then to codes and scales", _norm_codes,
+    ),
+    Pattern(
         "add_rmsnorm", "elemwise.residual_add whose residual is read no more, and an rmsnorm of the sum",
         "the sum to its dtype, which is what is normed; the norm to its dtype", _add_norm,
     ),
@@ -241,6 +267,6 @@ def _before(uses: Uses, node: Node, group: Group) -> set[int]:
             found.add(maker.id)
         elif ref.kind == "cache":
             found |= {id for id in uses.of("cache", ref.id) if id < node.id}
-    if group.pattern == "add_rmsnorm" and node.op == "elemwise.residual_add":
+    if group.pattern in ("add_rmsnorm", "add_rmsnorm_codes") and node.op == "elemwise.residual_add":
         found |= {id for id in uses.of("value", operand(node, "y").id) if id != node.id}
     return found

@@ -10,7 +10,7 @@ from cupy_backend.plan.rules import RULES
 from poem.errors import PoemErrors
 
 SHELVES = ("elemwise", "gather", "sampling")
-OTHERS = ("linear.glu", "linear.gelu_tanh", "attn.logit_softcap", "add_rmsnorm")
+OTHERS = ("linear.glu", "linear.gelu_tanh", "attn.logit_softcap", "add_rmsnorm", "rmsnorm_codes", "add_rmsnorm_codes")
 # What the rules refuse, and examples may ask for.
 REFUSED = {
     "elemwise.rope": "changes frequencies with the length of a sequence",

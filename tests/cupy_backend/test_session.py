@@ -161,6 +161,18 @@ def test_fused_launches_give_the_bits_of_single_ones() -> None:
     np.testing.assert_array_equal(*found)
 
 
+def test_a_norm_whose_codes_are_multiplied_gives_the_bits_of_one_that_is_rounded_to_codes_afterwards() -> None:
+    graph, weights = gated_network(hidden=128, inter=256, dtype="e4m3tile128a8")
+    found, launches = [], []
+    for fuse in (True, False):
+        run = Session(graph, weights, EmulatedDevice(), options=Options(fuse=fuse))
+        found.append(run.run([Chunk(run.add_sequence(), list(range(19)))])["logits"])
+        launches.append([launch.kernel.partition("<")[0] for launch in run.plan.launches])
+    np.testing.assert_array_equal(*found)
+    assert (launches[0].count("rmsnorm_codes"), launches[0].count("quantise_runs")) == (1, 1), "the second product takes a gated unit"
+    assert (launches[1].count("rmsnorm_codes"), launches[1].count("quantise_runs")) == (0, 2)
+
+
 def test_pages_of_a_sequence_that_left_serve_another() -> None:
     of = subject(*LLAMA)
     used, fresh = session(of), session(of)

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from cupy_backend.kernels import elemwise, norms, rope
+from cupy_backend.kernels import elemwise, linear, norms, rope
 from cupy_backend.kernels.arrays import unsupported
 from cupy_backend.launch import Array
-from cupy_backend.plan.lowering import Lowered, Lowering, elements
+from cupy_backend.plan.lowering import VALUE, Lowered, Lowering, elements
 from cupy_backend.plan.patterns import Group, operand
 from cupy_backend.plan.rules.registry import node_of, rule
 from cupy_backend.plan.rules.rotary import factor_of, pairs_of, table_arrays, table_of
@@ -29,6 +29,23 @@ def _rmsnorm(lowering: Lowering, group: Group) -> Lowered:
         plus_one=node.op.endswith("plus_one"), nodes=group.nodes,
     )  # fmt: skip
     return Lowered(launches, 4 * elements(x))
+
+
+@rule("rmsnorm_codes", "add_rmsnorm_codes")
+def _rmsnorm_codes(lowering: Lowering, group: Group) -> Lowered:
+    """A norm that only a8 products read: stored as the codes that they multiply."""
+    norm, add = node_of(lowering, group, -1), node_of(lowering, group) if len(group.nodes) > 1 else None
+    x, residual = lowering.value(add or norm, "x"), None if add is None else lowering.value(add, "y")
+    if add is not None:
+        lowering.places[add.results[0]] = lowering.columns(operand(add, "y").id)
+    shapes, name = linear.codes_shapes(*x.shape), f"{VALUE}{norm.results[0]}"
+    codes, scales = Array(f"{name}.codes", "write", shapes[0], "u8"), Array(f"{name}.scales", "write", shapes[1], "f32")
+    lowering.codes[norm.results[0]] = codes, scales
+    launches = norms.rmsnorm_codes(
+        x, lowering.weight(lowering.param(norm, "w"))["data"], codes, scales, eps=norm.attributes["eps"],
+        plus_one=norm.op.endswith("plus_one"), residual=residual, nodes=group.nodes,
+    )  # fmt: skip
+    return Lowered(launches, 7 * elements(x))
 
 
 @rule("elemwise.rmsnorm_gated", "elemwise.rmsnorm_gated_by")

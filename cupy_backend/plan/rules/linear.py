@@ -17,14 +17,20 @@ from poem.graph import Node, Param
 @rule("linear.matmul", "linear.lm_head")
 def _matmul(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
-    return _product(lowering, group, lowering.value(node, "x"), [lowering.param(node, "w")], lowering.new(node.results[0]))
+    return _product(lowering, group, _activations(lowering, node), [lowering.param(node, "w")], lowering.new(node.results[0]))
 
 
 @rule("matmul_glu")
 def _matmul_glu(lowering: Lowering, group: Group) -> Lowered:
     product, gate = node_of(lowering, group, 0), node_of(lowering, group, 1)
-    x, out = lowering.value(product, "x"), lowering.new(gate.results[0])
+    x, out = _activations(lowering, product), lowering.new(gate.results[0])
     return _product(lowering, group, x, [lowering.param(product, "w")], out, act=gate.attributes["act"])
+
+
+def _activations(lowering: Lowering, node: Node) -> Array | linear.Codes:
+    """The operand of a product: a value, or the codes that its maker stored in place of it."""
+    coded = lowering.codes.get(operand(node, "x").id)
+    return lowering.value(node, "x") if coded is None else linear.Codes(*coded)
 
 
 @rule("joined_matmul")
@@ -32,7 +38,7 @@ def _joined_matmul(lowering: Lowering, group: Group) -> Lowered:
     nodes = [lowering.graph.nodes[id] for id in group.nodes]
     products = [node for node in nodes if node.op == "linear.matmul"]
     made = _side_by_side(lowering, products)
-    found = _product(lowering, group, lowering.value(products[0], "x"), [lowering.param(node, "w") for node in products], made)
+    found = _product(lowering, group, _activations(lowering, products[0]), [lowering.param(node, "w") for node in products], made)
     biases = {operand(node, "x").id: node for node in nodes if node.op == "elemwise.add_bias"}
     biased = [biases[product.results[0]] for product in products if product.results[0] in biases]
     if not biased:
@@ -56,11 +62,14 @@ def _side_by_side(lowering: Lowering, nodes: list[Node]) -> Array:
     return array
 
 
-def _product(lowering: Lowering, group: Group, x: Array, params: list[Param], out: Array, act: str | None = None) -> Lowered:
+def _product(lowering: Lowering, group: Group, x: Array | linear.Codes, params: list[Param], out: Array, act: str | None = None) -> Lowered:
     """out = x times the joined rows of the params, or the gated unit of that."""
     options, dtype = lowering.options, Dtype(params[0].dtype)
     arch, batch_invariant = options.arch, options.batch_invariant
-    size = linear.matmul_scratch(x.shape[0], out.shape[1], x.shape[1], dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act)
+    size = linear.matmul_scratch(
+        x.shape[0], out.shape[1], x.shape[1], dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act,
+        coded=isinstance(x, linear.Codes),
+    )  # fmt: skip
     counters = lowering.table("counters", "u32", lambda: np.zeros(COUNTERS, np.uint32))
     launches = linear.matmul(
         x, lowering.weight(*params, prepare=PRODUCT), out, dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act,
