@@ -30,6 +30,17 @@ template <class = void> __global__ void decode_pairs(float2* of_e4m3, float2* of
   of_e5m2[i] = unpack_e5m2((uint16_t)i);
   if (i < 256) of_e2m1[i] = unpack_e2m1((uint8_t)i);
 }
+// Four numbers of each thread as codes of activations, scaled by the largest of them.
+template <class = void> __global__ void encode_activations(const float* x, float* scales, uint32_t* codes) {
+  float v[4];
+  uint32_t largest = 0;
+  for (int i = 0; i < 4; ++i) {
+    v[i] = x[4 * ME + i];
+    largest = max(largest, magnitude_bits(v[i]));
+  }
+  scales[ME] = activation_scale(largest);
+  codes[ME] = activation_codes(v, scales[ME]);
+}
 template <class T> __global__ void decode_halves(const uint32_t* pairs, float2* values) { values[ME] = unpack<T>(pairs[ME]); }
 // Stored codes as pairs of bf16, by a gain and an offset for each thread; parts are what an offset is taken apart into.
 template <class F> __global__ void decode_stored(const uint32_t* codes, const typename F::Gain* gain, const typename F::Gain* offset,
@@ -189,6 +200,23 @@ __global__ void store_box(const __grid_constant__ TensorMap map, const uint32_t*
     bulk_commit();
     bulk_wait<0>();
   }
+}
+// An array of 16 rows as a swizzled box, read element by element from where `swizzled` says it lies.
+template <Swizzle S> __global__ void read_swizzled(const __grid_constant__ TensorMap map, uint32_t* out, int row_bytes) {
+  POEM_DYNAMIC_SHARED(memory);
+  POEM_SHARED(uint64_t, bars, [1]);
+  const uint32_t bar = shared_address(bars);
+  if (threadIdx.x == 0) {
+    mbarrier_init(bar, 1);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mbarrier_arrive_expect(bar, 16 * row_bytes);
+    tma_load(shared_address(memory), &map, bar, 0, 0);
+  }
+  mbarrier_wait(bar, 0);
+  for (int i = threadIdx.x; i < 4 * row_bytes; i += 32) out[i] = *reinterpret_cast<const uint32_t*>(memory + swizzled<S>(4 * i));
 }
 // Two blocks load half of the rows each, for both.
 template <class = void> __global__ void __cluster_dims__(2, 1, 1)

@@ -35,9 +35,8 @@ class Run(NamedTuple):
     warpgroups: bool = False
     decodes: bool = True
 
-    @property
-    def name(self) -> str:
-        return self.deployment + (", wgmma" if self.warpgroups else "")
+    def name(self, *, small: bool) -> str:
+        return (self.small if small else self.deployment) + (", wgmma" if self.warpgroups else "")
 
 
 RUNS = (
@@ -204,7 +203,8 @@ def cases(machine: Machine) -> Sequence[Case]:
     slot, sizes = Slot(machine), SMALL if machine.small else FULL
     found = []
     for run in RUNS:
-        found.append(Case(f"{run.name}: prefill 1 x {sizes.prompt}", partial(slot.prefill, run)))
+        name = run.name(small=machine.small)
+        found.append(Case(f"{name}: prefill 1 x {sizes.prompt}", partial(slot.prefill, run)))
         if run.decodes:
-            found += [Case(f"{run.name}: decode {batch}", partial(slot.decode, run, batch)) for batch in sizes.batches]
+            found += [Case(f"{name}: decode {batch}", partial(slot.decode, run, batch)) for batch in sizes.batches]
     return found

@@ -48,7 +48,7 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{stage['title']} ({stage['seconds']:.0f} s)"
         if stage["error"]:
             yield f"  {stage['error']['code']}: {stage['error']['message']}"
-        rows = [_row(stage["name"], case, copied) for case in stage["cases"]]
+        rows = [_row(stage["name"], case, copied) for case in stage["cases"] if stage["name"] not in QUIET or _is_loud(case)]
         header = HEADERS.get(stage["name"])
         yield from _table([header, *rows] if header and rows else rows)
         yield from _counts(stage)
@@ -58,7 +58,7 @@ HEADERS: dict[str, list[str]] = {
     "kernels": ["", "", "value", "of copy", "target", "first", "rival", "", "seconds"],
     "model": ["", "", "tokens/s", "ms", "graph ms", "floor ms", "launches"],
 }
-QUIET = ("selftest", "conformance")  # stages whose cases are told only if they do not agree
+QUIET = ("selftest", "conformance")  # stages whose cases are told only if they do not agree, or have more to tell
 
 
 def _row(stage: str, case: Mapping[str, Any], copied: float) -> list[str]:
@@ -72,6 +72,10 @@ def _row(stage: str, case: Mapping[str, Any], copied: float) -> list[str]:
         times = [1e3 * result[key] if key in result else None for key in ("seconds", "graph_seconds", "floor")]
         return [case["name"], verdict, f"{result['value']:.0f}", *map(_number, times), str(result.get("launches", ""))]
     return [case["name"], verdict, _told(result)]
+
+
+def _is_loud(case: Mapping[str, Any]) -> bool:
+    return _verdict(case) in ("FAILED", "DIFFERS") or any(key in case.get("result", {}) for key in ("where", "bits kept"))
 
 
 def _verdict(case: Mapping[str, Any]) -> str:

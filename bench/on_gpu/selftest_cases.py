@@ -143,6 +143,9 @@ def conversions() -> Iterator[Case]:
         codes = np.arange(1 << 16, dtype=np.uint16) if leaf in ("bf16", "f16") else np.arange(256, dtype=np.uint8)
         given: dict[str, Given] = {"codes": codes, "values": Out((len(codes),), "f32"), "n": len(codes)}
         yield case(f"to_float({leaf})", f"decode<{leaf}>", 256, given, blocks=4)
+    finite = np.concatenate([np.zeros(4, np.float32), ordinary(10, 4092).astype(np.float32)])
+    scaled: dict[str, Given] = {"x": finite, "scales": Out((1024,), "f32"), "codes": Out((1024,), "u32")}
+    yield case("activation_scale, activation_codes", "encode_activations<>", 256, scaled, blocks=4)
     pairs = {"of_e4m3": Out((1 << 16, 2), "f32"), "of_e5m2": Out((1 << 16, 2), "f32"), "of_e2m1": Out((256, 2), "f32")}
     yield case("unpack 8 and 4 bits", "decode_pairs<>", 256, pairs, blocks=256)
     every = np.arange(1 << 16, dtype=np.uint32) | np.arange(1 << 16, dtype=np.uint32)[::-1] << 16
@@ -340,6 +343,10 @@ def copies() -> Iterator[Case]:
             **corner,
         }
         yield case(f"tma_store, {name}", f"store_box<{rank}>", 32, given, shared=32768, archs=FROM_90)
+    for width in (128, 64, 32):
+        rows = words(118, 4 * width).reshape(16, width // 4)
+        given = {"map": Tiles(rows, rows.shape, width), "out": Out((rows.size,), "u32"), "row_bytes": width}
+        yield case(f"swizzled, {width} bytes", f"read_swizzled<Swizzle::bytes{width}>", 32, given, shared=4096, archs=FROM_90)
     shared_box: dict[str, Given] = {
         "map": Tiles(words(120, 32 * 64).astype(np.uint16).reshape(32, 64), (16, 64), 128), "image": Out((2 * 32 * 32,), "u32"),
         "bytes": 2048, "rows": 16,
