@@ -41,6 +41,8 @@ template <int THREADS, int WHICH = 0> POEM_DEVICE float run_sum(float v) {
 }
 
 constexpr int block_of(int threads) { return threads == 32 ? 256 : threads; }
+// How many blocks a multiprocessor holds at least: half of the threads that it may, so that none needs to spill registers.
+constexpr int resident(int threads) { return 1024 / block_of(threads); }
 template <int THREADS> POEM_DEVICE int run_of_thread() { return blockIdx.x * (block_of(THREADS) / THREADS) + threadIdx.x / THREADS; }
 // body(i, column, inside) for each pack of a run of `size` columns that a thread has; all threads make all calls.
 template <int VEC, int ITEMS, int THREADS, class Body> POEM_DEVICE void for_packs(int size, Body body) {
@@ -81,7 +83,8 @@ template <bool PLUS_ONE, int VEC, class W> POEM_DEVICE void multiply(float (&v)[
 
 // ----------------------------------------------------------------------------------------------------------------- RMS norms
 // out = rms(x) * w for runs of `size` columns. Gains are those of `gain_runs` runs, one after the other; no gain where `gain` is null.
-template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE> __global__ void __launch_bounds__(block_of(THREADS))
+template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE>
+__global__ void __launch_bounds__(block_of(THREADS), resident(THREADS))
     rmsnorm(const T* __restrict__ x, const W* __restrict__ gain, T* __restrict__ out, int runs, int size, int gain_runs, float eps) {
   const int run = run_of_thread<THREADS>();
   const bool mine = run < runs;  // a warp without a run still takes part in the sum
@@ -111,7 +114,7 @@ template <class T, int VEC, bool ADD> struct Row {
   POEM_DEVICE void again(float (&v)[VEC], int column) const { load_floats(v, (ADD ? residual : x) + column); }
 };
 // The same for rows of `width` after residual += x. One row per block.
-template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE> __global__ void __launch_bounds__(THREADS)
+template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE> __global__ void __launch_bounds__(THREADS, resident(THREADS))
     add_rmsnorm(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain, T* __restrict__ out, int width, float eps) {
   const int64_t start = (int64_t)blockIdx.x * width;
   const Row<T, VEC, true> row{x + start, residual + start};
@@ -154,7 +157,8 @@ template <int THREADS> POEM_DEVICE void fill_scales(float* scales, int width, in
   const int missing = stride - rows, runs = (width + 127) / 128;
   for (int i = threadIdx.x; i < runs * missing; i += THREADS) scales[(int64_t)(i / missing) * stride + rows + i % missing] = 1.0f;
 }
-template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE, bool ADD> __global__ void __launch_bounds__(THREADS)
+template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE, bool ADD>
+__global__ void __launch_bounds__(THREADS, resident(THREADS))
     rmsnorm_codes(const T* __restrict__ x, T* __restrict__ residual, const W* __restrict__ gain, uint8_t* __restrict__ codes,
                   float* __restrict__ scales, int rows, int width, int stride, float eps) {
   const int64_t start = (int64_t)blockIdx.x * width;
@@ -171,7 +175,7 @@ template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE, bool
 // --------------------------------------------------------------------------------------------------------------- gated norms
 // out = rms(x) * w * a, or with GATE_FIRST rms(x * a) * w, where a is sigmoid(gate), or silu(gate). x has a dtype of its own.
 template <class X, class T, class W, int VEC, int ITEMS, int THREADS, bool SILU_GATE, bool GATE_FIRST>
-__global__ void __launch_bounds__(block_of(THREADS))
+__global__ void __launch_bounds__(block_of(THREADS), resident(THREADS))
     rmsnorm_gated(const X* __restrict__ x, const T* __restrict__ gate, const W* __restrict__ gain, T* __restrict__ out, int runs, int size,
                   int gain_runs, float eps) {
   const int run = run_of_thread<THREADS>();
@@ -198,7 +202,7 @@ __global__ void __launch_bounds__(block_of(THREADS))
 // --------------------------------------------------------------------------------------------------------------- layer norms
 // out = (x - mean) / sqrt(variance + eps) * w + b, the variance in a second pass; no gain or bias where the pointer is null. One row per
 // block.
-template <class T, class W, class B, int VEC, int ITEMS, int THREADS> __global__ void __launch_bounds__(THREADS)
+template <class T, class W, class B, int VEC, int ITEMS, int THREADS> __global__ void __launch_bounds__(THREADS, resident(THREADS))
     layernorm(const T* __restrict__ x, const W* __restrict__ gain, const B* __restrict__ bias, T* __restrict__ out, int width, float eps) {
   const int64_t row = (int64_t)blockIdx.x * width;
   float held[ITEMS > 0 ? ITEMS : 1][VEC];
