@@ -218,6 +218,7 @@ template <Swizzle S> __global__ void read_swizzled(const __grid_constant__ Tenso
   mbarrier_wait(bar, 0);
   for (int i = threadIdx.x; i < 4 * row_bytes; i += 32) out[i] = *reinterpret_cast<const uint32_t*>(memory + swizzled<S>(4 * i));
 }
+#if defined(POEM_EMULATED) || __CUDA_ARCH__ >= 900
 // Two blocks load half of the rows each, for both.
 template <class = void> __global__ void __cluster_dims__(2, 1, 1)
     share_box(const __grid_constant__ TensorMap map, uint32_t* image, int bytes, int rows) {
@@ -237,6 +238,7 @@ template <class = void> __global__ void __cluster_dims__(2, 1, 1)
   for (int i = threadIdx.x; i < bytes / 2; i += 32) image[blockIdx.x * bytes / 2 + i] = reinterpret_cast<const uint32_t*>(memory)[i];
   cluster_sync();
 }
+#endif
 // 8 pieces of 512 bytes through a ring of two: thread 128 loads, 128 threads take.
 template <class = void> __global__ void bulk_ring(const uint32_t* x, uint32_t* out) {
   POEM_SHARED(uint64_t, bars, [4]);
@@ -403,6 +405,7 @@ template <class = void> __global__ void warp_functions(const uint32_t* x, uint32
   if (lane < 16) half = __ballot_sync(0xffffu, v & 4) + __shfl_sync(0xffffu, v, lane ^ 9);
   o[15] = half;
 }
+#if defined(POEM_EMULATED) || __CUDA_ARCH__ >= 900
 // What a block of the cluster gets from the other one. 4 words for each thread.
 template <class = void> __global__ void __cluster_dims__(2, 1, 1) exchange(const uint32_t* x, uint32_t* out) {
   POEM_SHARED(uint64_t, bars, [1]);
@@ -424,6 +427,7 @@ template <class = void> __global__ void __cluster_dims__(2, 1, 1) exchange(const
   out[4 * ME + 3] = cluster_pointer(words, other)[threadIdx.x ^ 65];
   cluster_sync();
 }
+#endif
 // Three warpgroups: one gives registers back, two take them.
 template <class = void> __global__ void __launch_bounds__(384, 1) register_budgets(const uint32_t* x, uint32_t* out) {
   if (threadIdx.x < 128) release_registers<40>();
