@@ -13,7 +13,7 @@ from poem.graph import Cache
 
 
 class KvRow:
-    """One row of a kv space: for each token one cell of each plane, in pages `[page, offset, width]`.
+    """One row of a kv space: for each token one cell of each plane, `[cells, width]`; a page is `page_size` cells that follow one another.
 
     Native mode stores the dtype of the space (the fast setting keeps the same values as float32, so that reading needs no
     decoding); exact mode stores float64, cast like the space's dtype only with `casts`. Reading gives `code * scale`.
@@ -26,29 +26,33 @@ class KvRow:
         self._scales = tuple(np.float32(scale) for scale in scales or (1.0,) * len(cache.planes))
         self._decoded = numeric.exact or numeric.fast
         stored = np.dtype(numeric.real) if self._decoded else STORAGE[dtype]
-        self.planes = [np.zeros((0, page_size, width), stored) for width in cache.planes]
-        self.written = np.zeros((0, page_size), np.bool_)
+        self.planes = [np.zeros((0, width), stored) for width in cache.planes]
+        self.written = np.zeros(0, np.bool_)
+
+    @property
+    def page_count(self) -> int:
+        """Pages that there is room for."""
+        return len(self.written) // self.page_size
 
     def reserve(self, page_count: int) -> None:
         """Room for pages 0 .. page_count - 1; grows by half, so that adding pages one by one stays cheap."""
-        have = len(self.written)
+        have = self.page_count
         if have >= page_count:
             return
-        more = max(page_count - have, have // 2)
-        self.planes = [np.concatenate([plane, np.zeros((more, *plane.shape[1:]), plane.dtype)]) for plane in self.planes]
-        self.written = np.concatenate([self.written, np.zeros((more, self.page_size), np.bool_)])
+        more = max(page_count - have, have // 2) * self.page_size
+        self.planes = [np.concatenate([plane, np.zeros((more, plane.shape[1]), plane.dtype)]) for plane in self.planes]
+        self.written = np.concatenate([self.written, np.zeros(more, np.bool_)])
 
     def clear(self, pages: Sequence[int]) -> None:
         """The cells of these pages are void: they count as never written."""
-        self.written[pages] = False
-        for plane in self.planes:
-            plane[pages] = 0
+        for array in (self.written, *self.planes):
+            array.reshape(-1, self.page_size, *array.shape[1:])[pages] = 0
 
     def append(self, slots: slice | np.ndarray, values: Sequence[np.ndarray], dtypes: Sequence[str]) -> None:
-        """Store row t of `values`, one [N, width] array of a dtype a plane, at the t-th of `slots`, cells counted from page 0 on."""
+        """Store row t of `values`, one [N, width] array of a dtype a plane, in the t-th of the cells `slots`."""
         for plane, value, scale, dtype in zip(self.planes, values, self._scales, dtypes, strict=True):
-            plane.reshape(-1, plane.shape[2])[slots] = self._stored(value, scale, dtype)
-        self.written.reshape(-1)[slots] = True
+            plane[slots] = self._stored(value, scale, dtype)
+        self.written[slots] = True
 
     def read(self, pages: Pages, lane: int, first: int, stop: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Cells first .. stop - 1 of a lane: one [cells, width] array of `real` a plane, and bool [cells], which were written.
@@ -58,14 +62,14 @@ class KvRow:
         size = self.page_size
         run = pages.runs[lane]
         if run is not None:  # neighbouring pages are read where they lie
-            cells = slice(run * size + first, run * size + stop)
-            written = self.written.reshape(-1)[cells]
-            found = [plane.reshape(-1, plane.shape[2])[cells] for plane in self.planes]
+            cells: slice | np.ndarray = slice(run * size + first, run * size + stop)
+            written = self.written[cells]
         else:
-            taken = pages.of_lane(lane)[first // size : -(-stop // size)]
-            cells = slice(first % size, first % size + stop - first)
-            written = (self.written[taken] & (taken >= 0)[:, None]).reshape(-1)[cells]
-            found = [plane[taken].reshape(-1, plane.shape[2])[cells] for plane in self.planes]
+            j = np.arange(first, stop)
+            page = pages.of_lane(lane)[j // size]
+            cells = page * size + j % size
+            written = self.written[cells] & (page >= 0)
+        found = [plane[cells] for plane in self.planes]
         if not self._decoded:
             found = [self._read(stored, scale) for stored, scale in zip(found, self._scales, strict=True)]
         return found, written

@@ -8,7 +8,9 @@ Settings. Reference: the result of a row is bitwise the same whatever other rows
 quicker BLAS calls that differ in the last bits of float32.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -30,29 +32,26 @@ class Numeric:
     real: np.float32 or np.float64, the type of every float array. exact, fast, casts: what the session was made with.
     """
 
-    __slots__ = ("_real", "_tiles", "casts", "exact", "fast", "real")
+    __slots__ = ("_tiles", "casts", "exact", "fast", "real")
 
     def __init__(self, mode: Mode = "native", setting: Setting = "reference", casts: bool = False) -> None:
         self.exact = mode == "exact"
         self.fast = setting == "fast"
         self.casts = casts or not self.exact
         self.real: Real = np.float64 if self.exact else np.float32
-        self._real: np.dtype[Any] = np.dtype(self.real)
         self._tiles: dict[tuple[int, int], int] = {}
 
     def round(self, array: np.ndarray, word: str) -> np.ndarray:
         """`array` as an op stores it in a value of dtype `word`: rounded to nearest even. Exact mode rounds nothing."""
-        if self.exact:
-            return array.astype(np.float64, copy=False)
-        return self.cast(array, word)
+        return self.rounding(word)(array)
+
+    def rounding(self, word: str) -> Callable[[np.ndarray], np.ndarray]:
+        """`round` for one dtype word."""
+        return _as_float64 if self.exact else _rounding_to(word)
 
     def cast(self, array: np.ndarray, word: str) -> np.ndarray:
         """`array` rounded through float32 to the float dtype `word`, in either mode, as an array of `real`."""
-        if array.dtype is not FLOAT32:
-            array = array.astype(FLOAT32)
-        if word != "f32":
-            array = array.astype(STORAGE[word])
-        return array.astype(self._real, copy=False)
+        return _rounding_to(word)(array).astype(self.real, copy=False)
 
     def matmul(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         """`x @ w^T` over the last two axes: x [..., N, K], w [..., M, K] -> [..., N, M]; leading axes broadcast.
@@ -80,6 +79,23 @@ class Numeric:
             row = np.random.default_rng(1).standard_normal((shape[1], 1), np.float32)
             self._tiles[shape] = next(tile for tile in (*ROW_TILES, 1) if _places_agree(matrix, row, tile))
         return self._tiles[shape]
+
+
+def _as_float64(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64, copy=False)
+
+
+@lru_cache
+def _rounding_to(word: str) -> Callable[[np.ndarray], np.ndarray]:
+    """What rounds an array through float32 to a float dtype, and gives it back as float32."""
+    stored = STORAGE[word]
+
+    def rounded(array: np.ndarray) -> np.ndarray:
+        if array.dtype is not FLOAT32:
+            array = array.astype(FLOAT32)
+        return array if stored is FLOAT32 else array.astype(stored).astype(FLOAT32)
+
+    return rounded
 
 
 def _places_agree(matrix: np.ndarray, row: np.ndarray, tile: int) -> bool:

@@ -18,7 +18,7 @@ from poem.batch import Batch, Geometry, PageTable, geometry
 from poem.dtypes import FLOATS
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError, PoemErrors
-from poem.graph import Graph, Input, Node
+from poem.graph import Graph, Input, Node, ValueType
 
 Observer = Callable[[Node, tuple[np.ndarray, ...]], tuple[np.ndarray, ...] | None]
 # Bytes of decoded weights kept between passes.
@@ -34,7 +34,7 @@ class _Step:
     function: Callable[..., Any]
     arguments: tuple[int, ...]  # places, in the order of the function's parameters
     lists: tuple[tuple[int, tuple[int, ...]], ...]  # places to fill with lists of what is at other places
-    results: tuple[tuple[int, str | None], ...]  # places, and a float's dtype, if it is to be rounded; "ids" for a list of integers
+    results: tuple[tuple[int, Callable[[np.ndarray], np.ndarray] | None], ...]  # places, and what makes a value of a result: rounding
     last_uses: tuple[int, ...]
 
 
@@ -106,7 +106,7 @@ class Session:
         A pass that fails leaves the sequences as they were.
         Raises PoemError: `run.batch` for a bad batch, other `run.*` codes at the .poem line of the op that failed.
         """
-        lengths = dict(self._lengths)
+        lengths = self._lengths
         for chunk in batch:
             if chunk.sequence in lengths:
                 self._reserve(chunk.sequence, lengths[chunk.sequence] + len(chunk.tokens))
@@ -115,16 +115,14 @@ class Session:
             pass_ = geometry(batch, lengths, self._tables)
             with np.errstate(all="ignore"):  # NaN and infinity are results, not accidents
                 outputs = self._run_steps(pass_, observe, inputs or {})
-            for sequence, length, commit, count in zip(
-                pass_.sequences, pass_.kv_len.tolist(), pass_.commit_len.tolist(), np.diff(pass_.qo_indptr).tolist(), strict=True
-            ):
-                self._lengths[sequence] = length - count + commit
+            for chunk, commit in zip(batch, pass_.commit_len.tolist(), strict=True):
+                lengths[chunk.sequence] += commit
             committed = True
         finally:
             for chunk in batch:
                 if chunk.sequence in lengths:
                     for table in self._tables:
-                        table.settle(chunk.sequence, self._lengths[chunk.sequence])
+                        table.settle(chunk.sequence, lengths[chunk.sequence])
             for cache in self._caches:
                 if isinstance(cache, StateSlab):
                     cache.settle(committed)
@@ -138,7 +136,7 @@ class Session:
         for input_ in self.graph.inputs:
             values[input_.value] = self._input(input_, pass_, given)
         memo: dict[Any, Any] = {}
-        read, rounded = values.__getitem__, self.numeric.round
+        read = values.__getitem__
         for step in steps:
             call = step.call
             call.batch, call.memo = pass_, memo
@@ -146,8 +144,8 @@ class Session:
                 values[place] = [values[member] for member in members]
             found = step.function(call, *map(read, step.arguments))
             results = found if type(found) is tuple else () if found is None else (found,)
-            for (place, word), result in zip(step.results, results, strict=True):
-                values[place] = result if word is None else result.reshape(-1) if word == "ids" else rounded(result, word)
+            for (place, finish), result in zip(step.results, results, strict=True):
+                values[place] = result if finish is None else finish(result)
             if observe is not None:
                 seen = tuple(values[place] for place, _ in step.results)
                 for (place, _), result in zip(step.results, observe(step.node, seen) or seen, strict=True):
@@ -200,14 +198,13 @@ class Session:
         """Products of one value with several weights: computed and rounded as one, then cut."""
         weights = tuple(self._store.tensor(self.graph.params[node.operands["w"].id]) for node in nodes)  # type: ignore[union-attr]
         bounds = [0, *accumulate(w.shape[0] for w in weights)]
-        parts = [slice(start, stop) for start, stop in pairwise(bounds)]
+        columns = [(slice(None), slice(start, stop)) for start, stop in pairwise(bounds)]
         single = self._step(nodes[0], last_uses)
-        ((_, word),) = single.results
-        assert word is not None
+        ((_, rounded),) = single.results
+        assert rounded is not None
 
         def products(call: Call, x: np.ndarray) -> tuple[np.ndarray, ...]:
-            y = call.numeric.round(call.project_all(x, weights), word)
-            return tuple(y[:, part] for part in parts)
+            return tuple(map(rounded(call.project_all(x, weights)).__getitem__, columns))
 
         results = tuple((node.results[0], None) for node in nodes)
         return replace(single, function=products, arguments=(nodes[0].operands["x"].id,), results=results)  # type: ignore[union-attr]
@@ -234,17 +231,17 @@ class Session:
                 places[name] = self._pass_place
         parameters = function.__code__.co_varnames[1 : function.__code__.co_argcount]
         assert set(parameters) == places.keys(), f"{node.op} takes {sorted(places)}, its function {parameters}"
-        copied = _only_copies(node.op)
-        words = [
-            None if type is None or (copied and type.dtype in FLOATS)
-            else type.dtype if type.dtype in FLOATS
-            else "ids" if type.width == 1 else None
-            for type in call.results
-        ]  # fmt: skip
+        finishes = [self._finish(type, _only_copies(node.op)) for type in call.results]
         return _Step(
             node, call, function, tuple(places[name] for name in parameters), tuple(lists),
-            tuple(zip(node.results, words, strict=True)), (*last_uses, *(place for place, _ in lists)),
+            tuple(zip(node.results, finishes, strict=True)), (*last_uses, *(place for place, _ in lists)),
         )  # fmt: skip
+
+    def _finish(self, type: ValueType | None, copied: bool) -> Callable[[np.ndarray], np.ndarray] | None:
+        """What makes a value of a result: floats are rounded, unless they were only copied; integers one wide become a list."""
+        if type is not None and type.dtype in FLOATS:
+            return None if copied else self.numeric.rounding(type.dtype)
+        return _listed if type is not None and type.width == 1 else None
 
     def _place(self, value: Any) -> int:
         """A new place in the table of every pass, which holds `value`."""
@@ -314,6 +311,10 @@ def find_op(name: str) -> Callable[..., Any] | None:
     module = _module(namespace)
     found = getattr(module, short, None) or getattr(module, f"{short}_", None)
     return found if callable(found) else None
+
+
+def _listed(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1)
 
 
 def _only_copies(name: str) -> bool:

@@ -66,7 +66,7 @@ class WeightStore:
     def project(self, x: np.ndarray, w: Tensor, rows: slice | None = None) -> np.ndarray:
         """`x @ w[rows]^T` (see `Call.project`)."""
         numeric = self.numeric
-        if numeric.fast and rows is None and len(w.shape) == 2 and not self._takes_codes(w):
+        if numeric.fast and rows is None:
             factors = self._factors_of(w, (w,))
             if factors is not None:
                 return _product(x, factors)
@@ -98,14 +98,14 @@ class WeightStore:
         return np.concatenate([self.project(x, w) for w in weights], axis=1) if factors is None else _product(x, factors)
 
     def _factors_of(self, owner: Any, weights: tuple[Tensor, ...]) -> list[np.ndarray] | None:
-        """What a row is multiplied by for the products with `weights` side by side; None if there is no memory for it."""
-        if id(owner) not in self._factors:
+        """What a row is multiplied by for the products with `weights` side by side; None if there is no memory for it, or another rule."""
+        found = self._factors.get(id(owner))
+        if found is None:
             size = sum(w.size for w in weights) * np.dtype(self.numeric.real).itemsize
-            self._factors[id(owner)] = owner, None
-            if size <= self._free and not any(map(self._takes_codes, weights)):
-                self._free -= size
-                self._factors[id(owner)] = owner, _factors(weights, self.numeric.real)
-        return self._factors[id(owner)][1]
+            fits = size <= self._free and not any(len(w.shape) != 2 or self._takes_codes(w) for w in weights)
+            self._free -= size if fits else 0
+            found = self._factors[id(owner)] = owner, _factors(weights, self.numeric.real) if fits else None
+        return found[1]
 
     def _kept(self, w: Tensor) -> np.ndarray | None:
         if id(w) not in self._decoded:
@@ -140,8 +140,9 @@ def _product(x: np.ndarray, factors: list[np.ndarray]) -> np.ndarray:
     """x [N, K] times matrices [K, M_i] side by side."""
     if 1 < len(x) <= VECTOR_ROWS:
         return np.concatenate([_product(row, factors) for row in x[:, None]])
-    parts = [np.dot(x, factor) for factor in factors]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    if len(factors) == 1:
+        return x.dot(factors[0])
+    return np.concatenate([x.dot(factor) for factor in factors], axis=1)
 
 
 def _factors(weights: tuple[Tensor, ...], real: type) -> list[np.ndarray]:

@@ -238,12 +238,12 @@ def geometry(batch: Batch, lengths: Mapping[int, int], tables: Sequence[PageTabl
         _check(chunk, count, totals[-1], commits[-1], indices)
         readouts += [len(tokens) + index for index in indices]
         tokens += chunk.tokens
-    lane_of_row = np.repeat(np.arange(len(batch), dtype=np.int32), counts)
-    starts = [total - count for total, count in zip(totals, counts, strict=True)]
-    if len(batch) == 1:
-        positions = np.arange(starts[0], totals[0], dtype=np.int32)
+    if len(batch) == 1:  # decoding one sequence: as few calls as it takes
+        lane_of_row = np.zeros(counts[0], np.int32)
+        positions = np.arange(totals[0] - counts[0], totals[0], dtype=np.int32)
     else:
-        runs = [np.arange(start, total, dtype=np.int32) for start, total in zip(starts, totals, strict=True)]
+        lane_of_row = np.repeat(np.arange(len(batch), dtype=np.int32), counts)
+        runs = [np.arange(total - count, total, dtype=np.int32) for total, count in zip(totals, counts, strict=True)]
         positions = np.concatenate([np.zeros(0, np.int32), *runs])
     return Geometry(
         batch, sequences, np.array(tokens, np.int32), positions, lane_of_row, np.array([0, *accumulate(counts)], np.int32),
@@ -259,7 +259,9 @@ def _pages(table: PageTable, sequences: Sequence[int], totals: list[int], lane_o
     indices = np.array([page for pages in owned for page in pages], np.int32)
     last = np.array([total - (len(pages) - 1) * size for total, pages in zip(totals, owned, strict=True)], np.int32)
     page, offset = np.divmod(positions, size)
-    return Pages(size, indptr, indices, last, indices[indptr[lane_of_row] + page] if len(page) else page, offset)
+    if len(page):
+        page = indices[page if len(owned) == 1 else indptr[lane_of_row] + page]
+    return Pages(size, indptr, indices, last, page, offset)
 
 
 def _check(chunk: Chunk, count: int, total: int, commit: int, readouts: list[int]) -> None:

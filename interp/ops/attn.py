@@ -232,9 +232,9 @@ def append(call: Call, cache: Cache, values: dict[str, np.ndarray], write_page: 
         return
     kept = np.flatnonzero((write_offset >= 0) & (write_offset < row.page_size))
     pages_named, offsets = write_page[kept], write_offset[kept]
-    bad = np.flatnonzero((pages_named < 0) | (pages_named >= len(row.written)))
+    bad = np.flatnonzero((pages_named < 0) | (pages_named >= row.page_count))
     if len(bad):
-        raise call.error("run.index", f"write_page is {pages_named[bad[0]]}, but there are {len(row.written)} pages", row=int(kept[bad[0]]))
+        raise call.error("run.index", f"write_page is {pages_named[bad[0]]}, but there are {row.page_count} pages", row=int(kept[bad[0]]))
     slots = pages_named.astype(np.int64) * row.page_size + offsets
     _, firsts = np.unique(slots, return_index=True)
     if len(firsts) < len(slots):

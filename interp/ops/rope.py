@@ -167,18 +167,25 @@ def turns(angles: np.ndarray, factor: Any = 1, inverse: bool = False) -> tuple[n
     """What `turn` multiplies by, from angles [N, pairs] or [N, heads, pairs]: cos [N, 1 or heads, 1, pairs], for both channels of a
     pair, and sin [N, 1 or heads, 2, pairs], what the first takes of the second (negative) and the second of the first."""
     angles = angles[:, None, None] if angles.ndim == 2 else angles[:, :, None]
-    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    cos, sin = np.cos(angles), np.sin(angles)
+    if factor != 1:
+        cos, sin = cos * factor, sin * factor
     return cos, np.concatenate([sin, -sin] if inverse else [-sin, sin], axis=2)
 
 
 def turn(x: np.ndarray, head_dim: int, cos: np.ndarray, sin: np.ndarray, pairs: tuple[Pairs, ...]) -> np.ndarray:
     """Turns the pairs of channels of each head of x, by the tables of `turns`."""
     heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
-    turned = np.empty_like(heads) if 2 * cos.shape[3] == head_dim else heads.copy()
+    if len(pairs) == 1 and 2 * cos.shape[3] == head_dim and not pairs[0].first.step:  # two halves, and nothing else
+        return _turned(_side_by_side(heads, pairs[0]), cos, sin).reshape(x.shape)
+    turned = heads.copy()
     for pair in pairs:
-        channels = _side_by_side(heads, pair)
-        _side_by_side(turned, pair)[...] = channels * cos[..., pair.angles] + channels[:, :, ::-1] * sin[..., pair.angles]
+        _side_by_side(turned, pair)[...] = _turned(_side_by_side(heads, pair), cos[..., pair.angles], sin[..., pair.angles])
     return turned.reshape(x.shape)
+
+
+def _turned(channels: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    return channels * cos + channels[:, :, ::-1] * sin
 
 
 def _side_by_side(heads: np.ndarray, pair: Pairs) -> np.ndarray:
