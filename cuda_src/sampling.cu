@@ -1,7 +1,7 @@
 // sampling.cu: the next token of each row of logits, the likeliest one or one drawn at random.
 //
-// Everything that decides is an integer: an order-preserving key for each logit, and a weight exp((logit - largest) / temperature) counted in
-// steps of 2^-45. So sums are exact, and neither the order of addition nor the other rows can change a token.
+// Everything that decides is an integer: an order-preserving key for each logit, and a weight exp((logit - largest) / temperature) counted
+// in steps of 2^-45. So sums are exact, and neither the order of addition nor the other rows can change a token.
 #include "prelude.cuh"
 using namespace poem;
 
@@ -52,8 +52,8 @@ template <int THREADS> POEM_DEVICE uint64_t block_largest(uint64_t v) {
 
 // ---------------------------------------------------------------------------------------------------------------- argmax
 // best[row, piece] is the largest candidate among `columns` columns of a row. Grid: pieces, rows.
-template <class T, int VEC>
-__global__ void __launch_bounds__(256) largest_of_pieces(const T* __restrict__ x, uint64_t* __restrict__ best, int width, int columns) {
+template <class T, int VEC> __global__ void __launch_bounds__(256)
+    largest_of_pieces(const T* __restrict__ x, uint64_t* __restrict__ best, int width, int columns) {
   const T* const row = x + (int64_t)blockIdx.y * width;
   const int first = blockIdx.x * columns, stop = min(first + columns, width);
   uint64_t found = 0;
@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(256) largest_of_pieces(const T* __restrict__ x
   if (threadIdx.x == 0) best[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = found;
 }
 // ids[row * stride + column] is the index of a row's largest candidate. One warp for each row.
-__global__ void __launch_bounds__(32) index_of_largest(const uint64_t* __restrict__ best, int* __restrict__ ids, int pieces, int stride, int column) {
+__global__ void __launch_bounds__(32)
+    index_of_largest(const uint64_t* __restrict__ best, int* __restrict__ ids, int pieces, int stride, int column) {
   uint64_t found = 0;
   for (int piece = threadIdx.x; piece < pieces; piece += 32) found = larger(found, best[(int64_t)blockIdx.x * pieces + piece]);
   found = warp_largest(found);
@@ -91,7 +92,7 @@ template <int THREADS, class Measure> POEM_DEVICE int locate(int width, uint64_t
   uint64_t sum = 0;
   for (int id = first + lane; id < stop; id += 32) sum += measure(id);
   sum = warp_sum(sum);
-  __syncthreads();   // an earlier call may still be read
+  __syncthreads();  // an earlier call may still be read
   if (lane == 0) sums[warp] = sum;
   if (threadIdx.x == 0) *found = width;
   __syncthreads();
@@ -126,7 +127,7 @@ template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* r
       if ((other & known) == key) atomicAdd(&histogram[other >> shift & 255], measure(id));
     }
     __syncthreads();
-    if (threadIdx.x < 32) {   // each lane looks at eight parts, from the largest down
+    if (threadIdx.x < 32) {  // each lane looks at eight parts, from the largest down
       const int lane = threadIdx.x, top = 255 - lane * 8;
       uint64_t own = 0;
 #pragma unroll
@@ -153,12 +154,13 @@ template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* r
 
 // ids[row] is a token of logits [rows, width], one block for each row: temperature, then top-k, then top-p, then min-p, then the first id
 // whose cumulated probability exceeds `uniform`, in 0..1. Temperature 0 takes the likeliest; top_k 0, top_p 1 and min_p 0 keep all. A row
-// that holds NaN or +inf, or nothing but -inf, is no distribution: its id is -1.
-template <class T, int THREADS>
-__global__ void __launch_bounds__(THREADS) sample(const T* __restrict__ logits, const double* __restrict__ temperature, const int* __restrict__ top_k,
-                                                  const double* __restrict__ top_p, const double* __restrict__ min_p,
-                                                  const double* __restrict__ uniform, int* __restrict__ ids, int width) {
-  constexpr double STEPS = 35184372088832.0;   // 2^45: the sum of 2^18 weights fits 64 bits
+// that holds NaN or +inf, or nothing but -inf, is no distribution: its id is -1. log_probabilities, if not null, are natural logarithms of
+// the tokens' probabilities under the logits themselves, at most 2^-20 off.
+template <class T, int THREADS> __global__ void __launch_bounds__(THREADS)
+    sample(const T* __restrict__ logits, const double* __restrict__ temperature, const int* __restrict__ top_k,
+           const double* __restrict__ top_p, const double* __restrict__ min_p, const double* __restrict__ uniform, int* __restrict__ ids,
+           double* __restrict__ log_probabilities, int width) {
+  constexpr double STEPS = 35184372088832.0;  // 2^45: the sum of 3 * 2^17 weights fits 64 bits
   const T* const row = logits + (int64_t)blockIdx.x * width;
   uint64_t best = 0;
   bool wrong = false;
@@ -169,21 +171,6 @@ __global__ void __launch_bounds__(THREADS) sample(const T* __restrict__ logits, 
   }
   best = block_largest<THREADS>(best);
   wrong = __syncthreads_or(wrong) || (uint32_t)(best >> 32) == KEY_OF_MINUS_INFINITY;
-  const double heat = temperature[blockIdx.x];
-  if (wrong || heat == 0.0) {
-    if (threadIdx.x == 0) ids[blockIdx.x] = wrong ? -1 : index_of(best);
-    return;
-  }
-  const double largest = (double)to_float(row[index_of(best)]), least = min_p[blockIdx.x];
-  Cut by_count = {0, width}, by_mass = {0, width};
-  auto weight = [&](int id) { return exp(((double)to_float(row[id]) - largest) / heat); };
-  auto mass = [&](int id) {
-    const uint32_t key = key_of(to_float(row[id]));
-    if (!by_count.keeps(key, id) || !by_mass.keeps(key, id)) return (uint64_t)0;
-    const double w = weight(id);
-    return w >= least ? (uint64_t)(w * STEPS + 0.5) : (uint64_t)0;
-  };
-  if (top_k[blockIdx.x] > 0) by_count = fewest<THREADS>(row, width, (uint64_t)top_k[blockIdx.x], [](int) { return (uint64_t)1; });
   POEM_SHARED(uint64_t, total, [1]);
   auto total_mass = [&](auto measure) {
     uint64_t sum = 0;
@@ -196,11 +183,38 @@ __global__ void __launch_bounds__(THREADS) sample(const T* __restrict__ logits, 
     __syncthreads();
     return *total;
   };
+  const float peak = wrong ? 0.0f : to_float(row[index_of(best)]);
+  uint64_t plain = 0;  // the mass of all tokens at temperature 1, where it is asked for
+  if (log_probabilities && !wrong)
+    plain = total_mass([&](int id) { return (uint64_t)((double)expf(to_float(row[id]) - peak) * STEPS + 0.5); });
+  auto choose = [&](int id) {
+    if (threadIdx.x != 0) return;
+    ids[blockIdx.x] = id;
+    if (log_probabilities)
+      log_probabilities[blockIdx.x] = id < 0 ? 0.0 : (double)to_float(row[id]) - (double)peak - log((double)plain / STEPS);
+  };
+  const double heat = temperature[blockIdx.x];
+  if (wrong || heat == 0.0) {
+    choose(wrong ? -1 : index_of(best));
+    return;
+  }
+  const double largest = (double)peak, least = min_p[blockIdx.x];
+  Cut by_count = {0, width}, by_mass = {0, width};
+  auto weight = [&](int id) { return exp(((double)to_float(row[id]) - largest) / heat); };
+  auto mass = [&](int id) {
+    const uint32_t key = key_of(to_float(row[id]));
+    if (!by_count.keeps(key, id) || !by_mass.keeps(key, id)) return (uint64_t)0;
+    const double w = weight(id);
+    return w >= least ? (uint64_t)(w * STEPS + 0.5) : (uint64_t)0;
+  };
+  if (top_k[blockIdx.x] > 0) by_count = fewest<THREADS>(row, width, (uint64_t)top_k[blockIdx.x], [](int) { return (uint64_t)1; });
   if (top_p[blockIdx.x] < 1.0) {
-    auto mass_of_all = [&](int id) { return by_count.keeps(key_of(to_float(row[id])), id) ? (uint64_t)(weight(id) * STEPS + 0.5) : (uint64_t)0; };
+    auto mass_of_all = [&](int id) {
+      return by_count.keeps(key_of(to_float(row[id])), id) ? (uint64_t)(weight(id) * STEPS + 0.5) : (uint64_t)0;
+    };
     by_mass = fewest<THREADS>(row, width, (uint64_t)ceil(top_p[blockIdx.x] * (double)total_mass(mass_of_all)), mass_of_all);
   }
   const uint64_t sum = total_mass(mass);
   const int chosen = locate<THREADS>(width, (uint64_t)(uniform[blockIdx.x] * (double)sum) + 1, mass);
-  if (threadIdx.x == 0) ids[blockIdx.x] = chosen;
+  choose(chosen);
 }

@@ -1,10 +1,11 @@
 """`Session`: a graph, its weights and the memory of its sequences on a device; `run` computes one pass, as `interp.Session` does."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
+from cupy_backend import choosing
 from cupy_backend.devices import Device
 from cupy_backend.errors import KernelError
 from cupy_backend.launch import Array, Launch
@@ -18,7 +19,9 @@ from poem.dtypes.leaves import STORAGE
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
 from poem.graph import Graph, Node
+from poem.sampling import Sampling, check_logits, no_logits
 
+T = TypeVar("T")
 Memory = Any  # what a device hands out: a NumPy array, or a CuPy array
 Results = tuple[np.ndarray | None, ...]
 Observer = Callable[[Node, Results], Results | None]
@@ -92,6 +95,21 @@ class Session:
         A pass that fails leaves the sequences as they were.
         Raises PoemError: `run.batch` for a bad batch, `run.input` for a missing or misshapen input; KernelError for a launch that fails.
         """
+        return self._pass(batch, observe, inputs or {}, self._outputs)
+
+    def choose(self, batch: Batch, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float]]:
+        """One pass as `run`, and for each row read out a token with its log-probability, chosen on the device from the output `logits` as
+        `poem.sampling.choose` does.
+
+        draws: for each of those rows a number in 0..1; of no account at temperature 0. Raises PoemError as `poem.sampling` and `run` do.
+        """
+        output = next((output for output in self.graph.outputs if output.name == "logits"), None)
+        if output is None:
+            raise no_logits([output.name for output in self.graph.outputs])
+        return self._pass(batch, None, {}, lambda made, pass_: self._chosen(made, pass_, output.value, sampling, draws))
+
+    def _pass(self, batch: Batch, observe: Observer | None, inputs: Mapping[str, np.ndarray], read: Callable[[Plan, Geometry], T]) -> T:
+        """One pass; `read` takes the results from the device."""
         lengths = dict(self._lengths)
         for chunk in batch:
             if chunk.sequence in lengths:
@@ -100,7 +118,7 @@ class Session:
         try:
             pass_ = geometry(batch, lengths, self._tables)
             self._refuse_beyond(pass_)
-            outputs = self._run_plan(pass_, observe, inputs or {})
+            results = read(self._run_plan(pass_, observe, inputs), pass_)
             counts = np.diff(pass_.qo_indptr).tolist()
             for sequence, length, commit, count in zip(
                 pass_.sequences, pass_.kv_len.tolist(), pass_.commit_len.tolist(), counts, strict=True
@@ -111,7 +129,7 @@ class Session:
                 if chunk.sequence in lengths:
                     for table in self._tables:
                         table.settle(chunk.sequence, self._lengths[chunk.sequence])
-        return outputs
+        return results
 
     def plan_for(self, bucket: Bucket) -> Plan:
         """The plan of a bucket, made once."""
@@ -144,7 +162,7 @@ class Session:
         cells = max(SMALLEST_LENGTH, _power(int(pass_.kv_len.max(initial=1))))
         return Bucket(rows, lanes, readouts, min(counts), max(counts), cells, tuple(self._pages), self._page_size, self._padded)
 
-    def _run_plan(self, pass_: Geometry, observe: Observer | None, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _run_plan(self, pass_: Geometry, observe: Observer | None, given: Mapping[str, np.ndarray]) -> Plan:
         self._grow_cells()
         bucket = self._bucket(pass_)
         made = self.plan = self.plan_for(bucket)
@@ -161,7 +179,27 @@ class Session:
                 if observe is not None:
                     self._observe(made, step, pass_, observe)
         self.device.synchronize()
+        return made
+
+    def _outputs(self, made: Plan, pass_: Geometry) -> dict[str, np.ndarray]:
         return {output.name: self._value(made, output.value, pass_) for output in self.graph.outputs}
+
+    def _chosen(self, made: Plan, pass_: Geometry, logits: int, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float]]:
+        where, count = made.places[logits], len(pass_.readout_rows)
+        if not count:
+            return []
+        assert where.whole
+        assert len(draws) == count
+        self._memory[choosing.SETTINGS] = self.device.upload(choosing.settings(sampling, draws))
+        held = self._memory[choosing.CHOSEN] = self.device.empty((12 * count,), "u8")
+        for launch in choosing.launches(where.array, count):
+            self.device.run(launch, self._memory)
+        self.device.synchronize()
+        found = choosing.chosen(self.device.download(held), count)
+        for row, (token, _) in enumerate(found):
+            if token < 0:
+                check_logits(self._value(made, logits, pass_)[row])
+        return found
 
     def _take_inputs(self, made: Plan, given: Mapping[str, np.ndarray]) -> bool:
         """Puts the values of graph inputs that no batch holds into device memory. Whether there are any."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from poem.batch import Batch, Chunk
 from poem.dataclass import dataclass
-from poem.errors import PoemError, UsageError
-from poem.sampling import Sampling, choose, log_probability
+from poem.errors import UsageError
+from poem.sampling import Sampling, choose, log_probability, no_logits
 
 ROWS_IN_A_PASS = 512  # more rows make a pass faster per row, and need more memory
 
@@ -23,6 +23,13 @@ class Session(Protocol):
     def drop_sequence(self, sequence: int) -> None: ...
     def length(self, sequence: int) -> int: ...
     def run(self, batch: Batch) -> dict[str, np.ndarray]: ...
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """A session that chooses tokens where the logits are, as `poem.sampling.choose` would from the same draws."""
+
+    def choose(self, batch: Batch, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float]]: ...
 
 
 class Token(NamedTuple):
@@ -102,10 +109,9 @@ def generate_batch(
         for sequence in active:
             _check_prompt(sequence.waiting, session.length(sequence.id), context)
         while active and maximum > 0:
-            logits = _run(session, active, rows)
+            batch = _next_batch(active, rows)
             ready = [sequence for sequence in active if sequence.taken and not sequence.waiting]
-            for sequence, row in zip(ready, logits, strict=True):
-                token = choose(row, sampling, sequence.random)
+            for sequence, (token, log_likelihood) in zip(ready, _choose(session, batch, ready, sampling), strict=True):
                 sequence.made += 1
                 sequence.waiting = [token]
                 finish: Finish | None = None
@@ -117,15 +123,15 @@ def generate_batch(
                     finish = "context"
                 if finish:
                     active.remove(sequence)
-                yield Token(sequence.prompt, token, log_probability(row, token), finish)
+                yield Token(sequence.prompt, token, log_likelihood, finish)
     finally:
         for id in own:
             session.drop_sequence(id)
 
 
-def _run(session: Session, active: Sequence[_Sequence], rows: int) -> np.ndarray:
-    """One pass: every sequence with one token waiting, and as much of waiting prompts as fits. Returns the logits of those
-    that have nothing waiting any more, in order."""
+def _next_batch(active: Sequence[_Sequence], rows: int) -> list[Chunk]:
+    """Every sequence with one token waiting, and as much of waiting prompts as fits. Those that have nothing waiting any more are
+    read out."""
     left = max(1, rows - sum(len(sequence.waiting) == 1 for sequence in active))
     batch = []
     for sequence in active:
@@ -134,13 +140,18 @@ def _run(session: Session, active: Sequence[_Sequence], rows: int) -> np.ndarray
         sequence.taken, sequence.waiting = sequence.waiting[:count], sequence.waiting[count:]
         if count:
             batch.append(Chunk(sequence.id, sequence.taken, readouts="none" if sequence.waiting else "last"))
+    return batch
+
+
+def _choose(session: Session, batch: Batch, ready: Sequence[_Sequence], sampling: Sampling) -> list[tuple[int, float]]:
+    """One pass, and the next token of each sequence that is read out, with its log-probability."""
+    if isinstance(session, Chooser):
+        return session.choose(batch, sampling, [sequence.random.random() if sampling.temperature else 0.0 for sequence in ready])
     outputs = session.run(batch)
     if "logits" not in outputs:
-        raise PoemError(
-            "generate.no-logits", "the model has no output `logits` to choose tokens from", phase="run",
-            expected='output("logits", ...)', found=", ".join(outputs) or "no outputs",
-        )  # fmt: skip
-    return outputs["logits"]
+        raise no_logits(outputs)
+    tokens = [choose(row, sampling, sequence.random) for sequence, row in zip(ready, outputs["logits"], strict=True)]
+    return [(token, log_probability(row, token)) for token, row in zip(tokens, outputs["logits"], strict=True)]
 
 
 def _check_prompt(prompt: Sequence[int], length: int, context: int | None) -> None:

@@ -1,6 +1,7 @@
 """How the next token is chosen from logits: temperature, then top-k, then top-p, then min-p, then one draw."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     Raises:
         PoemError: `generate.not-finite` for logits [vocabulary] with NaN or +inf, or without any finite value.
     """
-    logits = _checked(logits)
+    logits = check_logits(logits)
     if sampling.temperature == 0:
         chosen = np.zeros(len(logits))
         chosen[np.argmax(logits)] = 1.0
@@ -84,12 +85,17 @@ def choose(logits: np.ndarray, sampling: Sampling, random: np.random.Generator) 
 
 def log_probability(logits: np.ndarray, token: int) -> float:
     """The natural logarithm of a token's probability under the logits themselves, before temperature and cuts."""
-    logits = _checked(logits)
+    logits = check_logits(logits)
     shifted = logits - logits.max()
     return float(shifted[token] - np.log(np.exp(shifted).sum()))
 
 
-def _checked(logits: np.ndarray) -> np.ndarray:
+def check_logits(logits: np.ndarray) -> np.ndarray:
+    """The logits of one row, `[vocabulary]`, as float64.
+
+    Raises:
+        PoemError: `generate.not-finite` if they are no distribution: with NaN or +inf, or without any finite value.
+    """
     logits = logits.astype(np.float64)
     wrong = np.isnan(logits) | (logits == np.inf)
     if wrong.any() or np.isneginf(logits).all():
@@ -100,3 +106,11 @@ def _checked(logits: np.ndarray) -> np.ndarray:
             hint="poem check compares the model with its original and names the first op that goes wrong",
         )  # fmt: skip
     return logits
+
+
+def no_logits(outputs: Iterable[str]) -> PoemError:
+    """The refusal of a model that has no logits to choose tokens from. outputs: the names of what it has."""
+    return PoemError(
+        "generate.no-logits", "the model has no output `logits` to choose tokens from", phase="run", expected='output("logits", ...)',
+        found=", ".join(outputs) or "no outputs",
+    )  # fmt: skip

@@ -4,15 +4,14 @@ No result depends on how many rows there are, or on the order of a sum: see samp
 (`kernel.unsupported`).
 """
 
-from cupy_backend.errors import KernelError
-from cupy_backend.kernels.arrays import reading, type_of, updating, vector, writing
+from cupy_backend.kernels.arrays import reading, type_of, unsupported, updating, vector, writing
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "sampling.cu"
 ARGMAX_THREADS = 256
 PIECE = 8192  # columns that one block looks through
 SAMPLE_THREADS = 1024
-MAXIMUM_VOCABULARY = 1 << 18  # weights of more tokens might not add up in 64 bits
+MAXIMUM_VOCABULARY = 3 << 17  # weights of more tokens might not add up in 64 bits
 
 
 def argmax_scratch(rows: int, width: int) -> int:
@@ -41,26 +40,22 @@ def argmax(x: Array, ids: Array, *, column: int = 0, scratch: Array, nodes: tupl
 
 
 def sample(
-    logits: Array, ids: Array, *, temperature: Array, top_k: Array, top_p: Array, min_p: Array, uniform: Array, nodes: tuple[int, ...] = ()
-) -> list[Launch]:
+    logits: Array, ids: Array, *, temperature: Array, top_k: Array, top_p: Array, min_p: Array, uniform: Array,
+    log_probabilities: Array | None = None, nodes: tuple[int, ...] = (),
+) -> list[Launch]:  # fmt: skip
     """One token id for each row of logits `[N, vocabulary]`, chosen as `poem.sampling` does from the row's own numbers, all `[N]`.
 
     ids i32; temperature, top_p, min_p and uniform (the draws, in 0..1) f64; top_k i32. A row that is no distribution (NaN, +inf, or
     nothing but -inf) gives -1. Weights are multiples of 2^-45 of the largest: a token less likely than half of that is never drawn.
+    log_probabilities: f64, of the tokens under the logits themselves, as `poem.sampling.log_probability` but for 2^-20.
     """
     rows, width = logits.shape
     if width > MAXIMUM_VOCABULARY:
-        raise KernelError(
-            "kernel.unsupported",
-            "no kernel samples from so many tokens",
-            phase="plan",
-            expected=f"at most {MAXIMUM_VOCABULARY}",
-            found=str(width),
-        )
+        raise unsupported("no kernel samples from so many tokens", expected=f"at most {MAXIMUM_VOCABULARY}", found=str(width))
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "uniform": uniform}
     arguments: dict[str, Argument] = {
         "logits": reading(logits), **{name: reading(array) for name, array in given.items()}, "ids": writing(ids),
-        "width": Scalar(width, "i32"),
+        "log_probabilities": Scalar(0, "u64") if log_probabilities is None else writing(log_probabilities), "width": Scalar(width, "i32"),
     }  # fmt: skip
     kernel = f"sample<{type_of(logits)}, {SAMPLE_THREADS}>"
     return [Launch(SOURCE, kernel, (rows, 1, 1), (SAMPLE_THREADS, 1, 1), arguments, nodes=nodes)]

@@ -10,7 +10,7 @@ from cupy_backend.emulator import Schedule
 from cupy_backend.errors import KernelError
 from cupy_backend.kernels import sampling
 from cupy_backend.launch import Array
-from poem.sampling import Sampling, choose
+from poem.sampling import Sampling, choose, log_probability
 from tests.cupy_backend.launching import Memory
 from tests.cupy_backend.running import schedules
 
@@ -66,6 +66,22 @@ def sampled(x: np.ndarray, settings_of_rows: list[Sampling], draws: np.ndarray, 
     return memory["ids"].tolist()
 
 
+@settings(deadline=None, max_examples=20)
+@given(dtype=st.sampled_from(DTYPES), rows=st.integers(1, 3), width=st.integers(1, 3000), heat=st.sampled_from((0.0, 1.3)), seed=seeds)
+def test_tokens_come_with_their_log_probability_under_the_logits_themselves(dtype, rows, width, heat, seed):
+    x, memory = logits("normal", rows, width, dtype, seed), Memory()
+    x[:, ::5] = -np.inf
+    x[:, 0] = 2
+    doubles = {"temperature": heat, "top_p": 0.9, "min_p": 0.0, "uniform": 0.7}
+    given_ = {name: memory.give(name, np.full(rows, value)) for name, value in doubles.items()}
+    ids, found = memory.out("ids", rows, dtype="i32"), memory.out("log_probabilities", rows, dtype="f64")
+    memory.run(sampling.sample(
+        memory.give("logits", x), ids, top_k=memory.give("top_k", np.zeros(rows, np.int32)), log_probabilities=found, **given_
+    ))  # fmt: skip
+    want = [log_probability(row, token) for row, token in zip(x, memory["ids"], strict=True)]
+    np.testing.assert_allclose(memory["log_probabilities"], want, rtol=0, atol=2.0**-20, err_msg=f"seed {seed}")
+
+
 rules = st.builds(
     Sampling,
     temperature=st.sampled_from((0.0, 0.3, 1.0, 2.5)),
@@ -118,7 +134,11 @@ def test_a_row_is_sampled_alike_whatever_else_is_in_the_batch(rows, seed):
 
 def test_a_vocabulary_whose_weights_might_overflow_is_refused():
     arrays = {name: Array(name, "read", (1,), "f64") for name in ("temperature", "top_p", "min_p", "uniform")}
-    logits, ids, top_k = Array("x", "read", (1, 2**18 + 1), "f32"), Array("ids", "write", (1,), "i32"), Array("k", "read", (1,), "i32")
+    logits, ids, top_k = (
+        Array("x", "read", (1, sampling.MAXIMUM_VOCABULARY + 1), "f32"),
+        Array("ids", "write", (1,), "i32"),
+        Array("k", "read", (1,), "i32"),
+    )
     with pytest.raises(KernelError) as caught:
         sampling.sample(logits, ids, top_k=top_k, **arrays)
     assert caught.value.code == "kernel.unsupported"

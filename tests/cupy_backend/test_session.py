@@ -28,10 +28,11 @@ from poem.checkpoint import open_checkpoint
 from poem.cli import run_
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
-from poem.generate import generate
+from poem.generate import generate, generate_batch
 from poem.graph import Node, ValueType
 from poem.importer import plan_import
 from poem.package import load_package
+from poem.sampling import Sampling
 from tests.cupy_backend.graphs import Made, gated_network
 from tests.cupy_backend.running import with_fault
 
@@ -233,6 +234,44 @@ def test_the_command_that_generates_opens_the_backend_that_is_asked_for() -> Non
     assert made.options.batch_invariant
     tokens = list(generate(made, of.golden.tokens, maximum=4))
     assert tokens == of.ids[len(of.golden.tokens) :][:4]
+
+
+SAMPLINGS = (
+    Sampling(), Sampling(0.8, seed=3), Sampling(1.5, top_k=20, seed=4), Sampling(1.2, top_p=0.7, seed=5),
+    Sampling(2.0, top_k=40, top_p=0.9, min_p=0.02, seed=6),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_tokens_chosen_on_the_device_are_those_that_the_host_chooses_of_its_logits(sampling: Sampling) -> None:
+    """Several sequences, a prompt in pieces among them. A session without `choose` hands its logits to the host."""
+    of, asked = subject(*LLAMA), prompts(31, 5, 40, 1)
+    hiding = session(of)
+    plain = SimpleNamespace(**{name: getattr(hiding, name) for name in ("add_sequence", "drop_sequence", "length", "run")})
+    made: list[Any] = [session(of), plain]
+    found = [list(generate_batch(one, asked, maximum=6, sampling=sampling, rows=24)) for one in made]
+    for device, host in zip(*found, strict=True):
+        assert device._replace(log_probability=0.0) == host._replace(log_probability=0.0)
+        assert abs(device.log_probability - host.log_probability) < 2.0**-20
+
+
+def test_logits_that_are_no_distribution_are_refused_as_the_host_refuses_them() -> None:
+    made = Made()
+    y = made.call("gather.embed", made.tokens(), made.weight("embed", 64, 64), 64)
+    rows = made.trace.input("readout_rows", ValueType("readouts", 1, "i32"))
+    graph, weights = made.graph("logits", made.call("gather.gather_rows", y, rows))
+    weights["embed"].planes["data"][7, 5] = np.nan
+    of = Session(graph, weights, EmulatedDevice())
+    with pytest.raises(PoemError) as caught:
+        of.choose([Chunk(of.add_sequence(), [3]), Chunk(of.add_sequence(), [7])], Sampling(1.0), [0.5, 0.5])
+    assert (caught.value.code, caught.value.found) == ("generate.not-finite", "nan at token 5")
+
+
+def test_a_graph_without_logits_chooses_no_tokens() -> None:
+    of = best_of_given()
+    with pytest.raises(PoemError) as caught:
+        of.choose([], Sampling(), [])
+    assert (caught.value.code, caught.value.found) == ("generate.no-logits", "best")
 
 
 def test_a_failed_pass_leaves_sequences_as_they_were() -> None:
