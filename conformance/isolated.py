@@ -196,7 +196,8 @@ def _judge_pass(
         number, nodes, kernels = launched.steps[node.id]
         extra = kernel_error(graph, node, kernels, operands.of(node))
         bounds = [
-            Running(ARITHMETIC, bound.value, bound.error + extra) for bound in operands.bounds(node, [exact[id] for id in node.results])
+            Running(ARITHMETIC, bound.value, bound.error + (0.0 if which else extra))
+            for which, bound in enumerate(operands.bounds(node, [exact[id] for id in node.results]))
         ]
         if node.op in APPENDS:
             written = launched.cells.get(node.id)
@@ -249,7 +250,8 @@ def _judge_cells(
             own = graph.values[_operand(node, name)].type
             cast = own is not None and PRECISION[dtype][0] < PRECISION[own.dtype][0]
             read = Cells([(value,)], dtype if cast else "", (float(scale[plane]),)).read(0, 0, NATIVE if cast else ARITHMETIC)
-            want, bound, reason = value.value, np.broadcast_to(read.error, want.shape), "the launch's own operand and its cast"
+            finite, reason = np.isfinite(value.value), "the launch's own operand and its cast"
+            want, bound = np.where(finite, value.value, want), np.where(finite, read.error, 0.0)  # e4m3 has no infinity
         distance = measure(codes, want, bound)
         found.append((f"plane {plane} of the cells of ops.{node.op}", distance, (codes, want, bound), reason, "f32"))
     return found
