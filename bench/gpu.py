@@ -129,8 +129,8 @@ def compiled(chosen: Iterable[Stage], arch: str) -> dict[str, Any]:
             failures.append((each.name, stage.described(fault)["message"]))
     _say(f"compiling {len(wanted)} kernels for {arch}")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        failures += [failure for failure in pool.map(lambda each: _compile(each[0], each[1], arch), sorted(wanted)) if failure is not None]
-    return {"kernels": len(wanted) - len(failures), "seconds": time.monotonic() - start, "failed": failures}
+        refused = [refusal for refusal in pool.map(lambda each: _compile(each[0], each[1], arch), sorted(wanted)) if refusal is not None]
+    return {"kernels": len(wanted) - len(refused), "seconds": time.monotonic() - start, "failed": failures + refused}
 
 
 def _compile(source: str, kernel: str, arch: str) -> tuple[str, str] | None:

@@ -121,7 +121,7 @@ def attend(*, decode: bool) -> Maker:
             made.integers("page_indptr", np.arange(lanes + 1) * pages), made.integers("page_indices", order),
         )  # fmt: skip
         shape = attn.shape_of(dim, dim, "bf16", decode=decode)
-        tiles = made.integers("tiles", attn.row_tiles(np.full(lanes, rows), heads // kv_heads, shape))
+        tiles = made.integers("tiles", attn.row_tiles(np.full(lanes, rows), np.full(lanes, cells), heads // kv_heads, shape))
         pieces = attn.pieces_of(tiles.shape[0], kv_heads, decode=decode, arch=made.arch, batch_invariant=False)
         pieces = min(pieces, -(-cells // attn.SHORTEST_PIECE))
         scratch = attn.attention_scratch(lanes * rows, heads, dim, pieces)
