@@ -15,7 +15,7 @@ WARP = 32
 WARPS = 8  # in a block whose warps have a run each
 # Runs of at most so many elements are normed by a block of so many threads: the fewest that leave a thread two packs or fewer.
 THREADS = ((512, 64), (1024, 128), (4096, 256), (8192, 512), (16384, 1024))
-MAXIMUM_ITEMS, MAXIMUM_HELD = 8, 32  # packs and elements of a run that a thread keeps in registers; longer runs are read twice
+MAXIMUM_ITEMS, MAXIMUM_HELD = 8, 16  # packs and elements of a run that a thread keeps in registers; longer runs are read twice
 CODED_RUN = 128  # columns that share a scale
 MISSING = Scalar(0, "u64")  # a null pointer
 
