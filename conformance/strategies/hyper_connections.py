@@ -2,6 +2,7 @@
 
 from conformance.strategies.build import Build
 from conformance.strategies.elemwise import FLOATS, not_huge
+from conformance.strategies.norms import epsilon
 from conformance.strategies.record import strategy
 from poem.ops.operands import Value
 
@@ -21,7 +22,7 @@ def hc_expand(b: Build) -> None:
 
 @strategy("elemwise.hc_rmsnorm_f32", dtypes=FLOATS)
 def hc_rmsnorm_f32(b: Build) -> None:
-    b.call("elemwise.hc_rmsnorm_f32", b.value(b.pick(*STREAMS) * b.pick(*WIDTHS)), b.pick(1e-6, 1e-5, 0.0))
+    b.call("elemwise.hc_rmsnorm_f32", b.value(b.pick(*STREAMS) * b.pick(*WIDTHS)), epsilon(b))
 
 
 @strategy("elemwise.hc_project", exact=True)

@@ -5,33 +5,38 @@ from conformance.strategies.elemwise import FLOATS, WIDTHS, not_huge
 from conformance.strategies.record import alike, strategy
 from poem.ops.operands import Value
 
-EPSILONS = (1e-6, 1e-5, 1e-12, 0.0)
+EPSILONS = (1e-6, 1e-5, 1e-12)
 HEADS = (2, 1, 5, 16)
 HEAD_DIMS = (64, 1, 5, 8, 48, 128, 256, 1001)
+
+
+def epsilon(b: Build) -> float:
+    """None too, but where squares leave float32 by the lower end: 0 by 0 is then another result than that of the formula."""
+    return b.pick(*EPSILONS) if b.flavour == "tiny" else b.pick(*EPSILONS, 0.0)
 
 
 @alike("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one", dtypes=FLOATS)
 def rmsnorm(b: Build, op: str) -> None:
     width = b.pick(*WIDTHS)
-    b.call(op, b.value(width), b.gain(width), b.pick(*EPSILONS))
+    b.call(op, b.value(width), b.gain(width), epsilon(b))
 
 
 @alike("elemwise.rmsnorm_per_head", "elemwise.rmsnorm_per_head_plus_one", dtypes=FLOATS)
 def rmsnorm_per_head(b: Build, op: str) -> None:
     heads, head_dim = b.pick(*HEADS), b.pick(*HEAD_DIMS)
-    b.call(op, b.value(heads * head_dim), b.gain(head_dim), head_dim, b.pick(*EPSILONS))
+    b.call(op, b.value(heads * head_dim), b.gain(head_dim), head_dim, epsilon(b))
 
 
 @strategy("elemwise.rmsnorm_no_scale", dtypes=FLOATS)
 def rmsnorm_no_scale(b: Build) -> None:
     heads, head_dim = b.pick(*HEADS), b.pick(*HEAD_DIMS)
-    b.call("elemwise.rmsnorm_no_scale", b.value(heads * head_dim), head_dim, b.pick(*EPSILONS))
+    b.call("elemwise.rmsnorm_no_scale", b.value(heads * head_dim), head_dim, epsilon(b))
 
 
 @strategy("elemwise.rmsnorm_grouped_plus_one", dtypes=FLOATS)
 def rmsnorm_grouped_plus_one(b: Build) -> None:
     groups, group = b.pick(*HEADS), b.pick(*HEAD_DIMS)
-    b.call("elemwise.rmsnorm_grouped_plus_one", b.value(groups * group), b.gain(groups * group), group, b.pick(*EPSILONS))
+    b.call("elemwise.rmsnorm_grouped_plus_one", b.value(groups * group), b.gain(groups * group), group, epsilon(b))
 
 
 @strategy("elemwise.rmsnorm_gated", dtypes=FLOATS)
@@ -54,12 +59,12 @@ def rmsnorm_gated_by(b: Build) -> None:
 def layernorm(b: Build) -> None:
     width = b.pick(*WIDTHS)
     w, bias = (b.gain(width) if b.pick(True, False) else None for _ in range(2))
-    b.call("elemwise.layernorm", b.value(width), w, bias, b.pick(*EPSILONS))
+    b.call("elemwise.layernorm", b.value(width), w, bias, epsilon(b))
 
 
 @strategy("elemwise.layernorm_no_scale", dtypes=FLOATS)
 def layernorm_no_scale(b: Build) -> None:
-    b.call("elemwise.layernorm_no_scale", b.value(b.pick(*WIDTHS)), b.pick(*EPSILONS))
+    b.call("elemwise.layernorm_no_scale", b.value(b.pick(*WIDTHS)), epsilon(b))
 
 
 @strategy("add_rmsnorm", dtypes=FLOATS)
@@ -69,7 +74,7 @@ def add_rmsnorm(b: Build) -> None:
     stream = b.call("elemwise.add_bias", b.gain(width), b.value(width))
     stream = b.call("elemwise.residual_add", b.value(width), stream)
     norm = b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
-    normed = b.call(norm, stream, b.gain(width), b.pick(*EPSILONS))
+    normed = b.call(norm, stream, b.gain(width), epsilon(b))
     if b.pick(False, True):
         b.call("elemwise.residual_add", normed, stream)
 
@@ -81,7 +86,7 @@ CODED_WIDTHS = (128, 64, 1040, 2064)
 def rmsnorm_codes(b: Build) -> None:
     """A norm that only products read which take its codes."""
     width = b.pick(*CODED_WIDTHS)
-    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), b.value(width), b.gain(width), b.pick(*EPSILONS)))
+    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), b.value(width), b.gain(width), epsilon(b)))
 
 
 @strategy("add_rmsnorm_codes", dtypes=("bf16",), weights=("e4m3tile128a8",))
@@ -89,7 +94,7 @@ def add_rmsnorm_codes(b: Build) -> None:
     width = b.pick(*CODED_WIDTHS)
     stream = b.call("elemwise.add_bias", b.gain(width), b.value(width))
     stream = b.call("elemwise.residual_add", b.value(width), stream)
-    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), stream, b.gain(width), b.pick(*EPSILONS)))
+    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), stream, b.gain(width), epsilon(b)))
 
 
 def _multiplied(b: Build, normed: Value) -> None:
