@@ -40,17 +40,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Call:
-    """One node of one session; the same object serves every pass."""
+class Pass:
+    """The pass that a session is in: its geometry, and what its nodes share."""
 
-    __slots__ = ("_caches", "_weights", "_words", "batch", "memo", "node", "numeric", "results")
+    __slots__ = ("batch", "memo")
 
     batch: Geometry
     memo: dict[Hashable, Any]
 
-    def __init__(self, graph: Graph, node: Node, numeric: Numeric, weights: WeightStore, caches: "list[KvRow | StateSlab]") -> None:
+
+class Call:
+    """One node of one session; the same object serves every pass."""
+
+    __slots__ = ("_caches", "_pass", "_weights", "_words", "node", "numeric", "results")
+
+    def __init__(
+        self, graph: Graph, node: Node, numeric: Numeric, weights: WeightStore, caches: "list[KvRow | StateSlab]", pass_: Pass
+    ) -> None:
         self.node, self.numeric = node, numeric
-        self._weights, self._caches = weights, caches
+        self._weights, self._caches, self._pass = weights, caches, pass_
         self._words: dict[str, str] = {}
         for name, operand in node.operands.items():
             first = operand[0] if isinstance(operand, list) and operand else operand
@@ -59,6 +67,11 @@ class Call:
                 if owner is not None:
                     self._words[name] = owner.dtype
         self.results: tuple[ValueType | None, ...] = tuple(graph.values[id].type for id in node.results)
+
+    @property
+    def batch(self) -> Geometry:
+        """The geometry of the pass."""
+        return self._pass.batch
 
     def dtype(self, name: str) -> str:
         """The dtype word of an operand (of the first one, if it is a list). KeyError if it was not given."""
@@ -91,9 +104,9 @@ class Call:
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """`make()`, computed once in a pass for each key: rope tables, masks and the like, which layers share."""
-        found = self.memo.get(key)
+        found = self._pass.memo.get(key)
         if found is None:
-            found = self.memo[key] = make()
+            found = self._pass.memo[key] = make()
         return found
 
     def error(self, code: str, message: str, *, row: int | None = None, expected: str = "", found: str = "", hint: str = "") -> PoemError:

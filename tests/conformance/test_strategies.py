@@ -8,7 +8,7 @@ import pytest
 from conformance.examples import Case, Example, example, judge
 from conformance.strategies import FLAVOURS, Build, Strategy, strategies
 from cupy_backend.plan.patterns import PATTERNS, grouped
-from interp.session import find_op
+from interp.steps import find_op
 from poem.errors import UsageError
 from poem.ops import REGISTRY
 
@@ -81,7 +81,7 @@ def bits(made: Example) -> list[object]:
     weights = [(name, path, plane.tobytes()) for name, tensor in made.weights.items() for path, plane in tensor.planes.items()]
     inputs = [(name, array.dtype, array.shape, array.tobytes()) for pass_ in made.passes for name, array in pass_.inputs.items()]
     batches = [pass_.batch for pass_ in made.passes]
-    return [made.graph, weights, inputs, batches, made.page_size, made.fuse, made.batch_invariant, made.padded, made.picks]
+    return [made.graph, weights, inputs, batches, made.page_size, made.fuse, made.batch_invariant, made.padded, made.warpgroups, made.picks]
 
 
 @STRATEGIES
@@ -100,6 +100,10 @@ def test_flavours_are_what_they_are_called() -> None:
     assert np.isinf(made["special"]).any()
     assert all(np.isfinite(values).all() for flavour, values in made.items() if flavour != "special")
     assert (made["integers"] == np.round(made["integers"])).all()
+    assert 0.9 < np.mean(made["sparse"] == 0.0) < 1.0
+    assert (np.abs(made["sparse"][:, :32]).max(axis=1) == 0.0).any()
+    sizes = np.log2(np.median(np.abs(made["uneven"][:, :96]).reshape(64, 3, 32), axis=2))
+    assert sizes.std() > 3.0
     for flavour, scale in (("normal", 1.0), ("huge", 2.0**40), ("tiny", 2.0**-60)):
         assert 0.5 < np.median(np.abs(made[flavour])) / scale < 1.0
     sums = made["cancelling"][:, :100].reshape(64, 50, 2).sum(-1)

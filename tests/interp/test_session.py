@@ -8,7 +8,7 @@ import pytest
 
 from interp import Session, check_supported, evaluate
 from interp.evaluate import Given
-from interp.session import find_op
+from interp.steps import find_op
 from poem.batch import Chunk
 from poem.dtypes.tensor import Tensor
 from poem.errors import Frame, PoemError, UsageError
