@@ -60,6 +60,7 @@ class Example:
     fuse: bool
     batch_invariant: bool
     padded: bool
+    warpgroups: bool
     picks: tuple[int, ...]  # that were made
 
     @property
@@ -98,7 +99,8 @@ def example(case: Case, pick: Callable[[int], int] | None = None) -> Example:
     of.build(build)
     passes = tuple(Pass(chunks, inputs) for chunks, inputs in zip(build.chunks(), build.inputs, strict=True))
     return Example(
-        case, of, build.graph(), build.tensors, passes, build.page_size, build.fuse, build.batch_invariant, build.padded, tuple(made)
+        case, of, build.graph(), build.tensors, passes, build.page_size, build.fuse, build.batch_invariant, build.padded,
+        build.warpgroups, tuple(made)
     )  # fmt: skip
 
 
@@ -108,7 +110,7 @@ def session_of(found: Example, device: "Device") -> "Session":
     from cupy_backend.session import Session
 
     arch = nearest_arch(getattr(device, "arch", Options().arch))
-    options = Options(arch, batch_invariant=found.batch_invariant, fuse=found.fuse)
+    options = Options(arch, batch_invariant=found.batch_invariant, fuse=found.fuse, warpgroups=found.warpgroups)
     return Session(found.graph, found.weights, device, options=options, page_size=found.page_size, padded=found.padded)
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from cupy_backend.devices import Device, open_device
 from cupy_backend.errors import KernelError
 from poem.dataclass import dataclass
 from poem.errors import PoemError, UsageError
+
+if TYPE_CHECKING:
+    from cupy_backend.emulator import Schedule
 
 INTERPRETER = "interp"
 ORDERS: tuple[Literal["fifo", "lifo", "random"], ...] = ("fifo", "lifo", "random")
@@ -228,11 +231,18 @@ class _Devices:
         if device is None:
             device = self._open[name] = open_device(name)
         if name.startswith("emu"):
-            from cupy_backend.emulator import EmulatedDevice, Schedule
+            from cupy_backend.emulator import EmulatedDevice
 
             assert isinstance(device, EmulatedDevice)
-            device.schedule = Schedule(ORDERS[seed % 3], TIMINGS[seed // 3 % 3], seed + 1)
+            device.schedule = schedule_of(seed)
         return device
+
+
+def schedule_of(seed: int) -> "Schedule":
+    """The order in which the emulated device takes its turns in an example of this seed."""
+    from cupy_backend.emulator import Schedule
+
+    return Schedule(ORDERS[seed % 3], TIMINGS[seed // 3 % 3], seed + 1)
 
 
 def _try(case: Case, name: str, devices: _Devices, report: SuiteReport) -> None:

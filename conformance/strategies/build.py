@@ -4,7 +4,6 @@ Sizes are picked from short lists, simplest first; numbers follow from a seed an
 seed, and a failing one shrinks to the first picks that still fail.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,10 +24,13 @@ Pick = Callable[[int], int]
 
 # normal: of mean 0 and deviation 1. integers: small enough that sums of products are exact in float32. huge, tiny: squares stay finite,
 # and products of four reach the ends of float32. cancelling: neighbours that are each other's opposite, against equal weights.
-# special: NaN, infinities, zeros of both signs and huge numbers among normal ones.
-FLAVOURS = ("normal", "integers", "huge", "tiny", "cancelling", "special")
+# sparse: nine of ten are 0, and so are whole runs of columns. uneven: each run of columns of a row, of weights too, has a size of its own.
+# special: NaN, infinities, zeros of both signs and huge numbers among normal ones, also in weights that are not quantised.
+FLAVOURS = ("normal", "integers", "huge", "tiny", "cancelling", "sparse", "uneven", "special")
 HUGE, TINY = 2.0**40, 2.0**-60
 INTEGERS = 4  # the largest of that flavour
+RUN = 32  # columns of a run that is 0, or of one size: the smallest group of quantised weights
+UNEVEN = 8  # binary orders of magnitude up and down
 E8M0_ONE = 127  # the code of 2**0
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, HUGE)
 # New rows of each sequence, pass by pass: one token, a prompt, decoding after it, several sequences that come, rest and go on.
@@ -43,7 +45,7 @@ class Build:
 
     dtype: of float values, and of weights where nothing else is asked for. weights: dtype word of the big weights. flavour: of the
     numbers. batch: new rows of each sequence, pass by pass. Options of the backend are picked with the sizes: page_size, fuse,
-    batch_invariant, padded.
+    batch_invariant, padded; warpgroups where `many_rows` are.
     """
 
     def __init__(self, pick: Pick, seed: int, dtype: str, weights: str, flavour: str) -> None:
@@ -62,10 +64,20 @@ class Build:
         self.fuse = self.pick(True, False)
         self.batch_invariant = self.pick(False, True)
         self.padded = self.pick(False, True)
+        self.warpgroups = False
 
     def pick(self, *options: T) -> T:
         """One of the options, of which the first is the simplest."""
         return options[self._pick(len(options))]
+
+    def many_rows(self) -> bool:
+        """Now and then, before any operand is made: a pass of more rows than a tile has, or than eight tiles, which other kernels take."""
+        rows = self.pick(0, 0, 0, 0, 0, 150, 0, 1100)
+        if rows:
+            self.batch = ((rows,),)
+            self.inputs = [{}]
+            self.warpgroups = self.pick(False, True)
+        return rows > 0
 
     # -- operands --------------------------------------------------------------------------------
     def value(self, width: int, axis: str | int = "tokens", dtype: str | None = None, scale: float = 1.0) -> Value:
@@ -163,10 +175,26 @@ class Build:
             pairs = found[..., : shape[-1] // 2 * 2]
             keep = self.random.random(pairs[..., ::2].shape) < 0.9
             pairs[..., 1::2] = np.where(keep, -pairs[..., ::2], pairs[..., 1::2])
+        if self.flavour == "sparse":
+            found *= (self.random.random(shape) < 0.1) & (self._by_run(shape, self.random.random) < 0.5)
+        if self.flavour == "uneven":
+            found *= self._sizes(shape)
         if self.flavour == "special":
-            places = self.random.random(shape) < min(0.05, 4.0 / max(math.prod(shape), 1))
-            found = np.where(places, self.random.choice(SPECIAL, shape), found)
+            found = self._with_special(found)
         return found * {"huge": HUGE, "tiny": TINY}.get(self.flavour, 1.0)
+
+    def _by_run(self, shape: Sequence[int], draw: Callable[[tuple[int, ...]], np.ndarray]) -> np.ndarray:
+        """What is drawn for each run of columns, for each column."""
+        *rows, width = shape
+        return np.repeat(draw((*rows, -(-width // RUN))), RUN, axis=-1)[..., :width]
+
+    def _sizes(self, shape: Sequence[int]) -> np.ndarray:
+        return self._by_run(shape, lambda runs: np.exp2(self.random.integers(-UNEVEN, UNEVEN + 1, runs)))
+
+    def _with_special(self, numbers: np.ndarray) -> np.ndarray:
+        """Some four of them replaced."""
+        places = self.random.random(numbers.shape) < min(0.05, 4.0 / max(numbers.size, 1))
+        return np.where(places, self.random.choice(SPECIAL, numbers.shape), numbers)
 
     def _small(self, shape: tuple[int, ...]) -> np.ndarray:
         return self.random.integers(-INTEGERS, INTEGERS + 1, shape).astype(np.float64)
@@ -177,6 +205,10 @@ class Build:
         numbers = self._small(shape) if self.flavour == "integers" else self.random.standard_normal(shape)
         if self.flavour == "cancelling" and shape[-1] > 1:
             numbers[..., 1 : shape[-1] // 2 * 2 : 2] = numbers[..., : shape[-1] // 2 * 2 : 2]
+        if self.flavour == "uneven":
+            numbers *= self._sizes(shape)
+        if self.flavour == "special" and dtype.is_leaf:
+            numbers = self._with_special(numbers)
         return Tensor.encode(numbers.astype(np.float32), dtype)
 
     def _of_small_codes(self, shape: tuple[int, ...], dtype: Dtype) -> Tensor:

@@ -21,7 +21,8 @@ EXPERTS, SLOTS = 8, 3
 
 
 def _operands(b: Build, outer: tuple[int, ...] = OUTER) -> tuple[Value, Weight]:
-    k = b.pick(*INNER) if b.weights else b.pick(*INNER, *ODD_INNER)
+    many = b.many_rows()
+    k = b.pick(*INNER[: 3 if many else None], *(() if b.weights else ODD_INNER))
     return b.value(k), b.weight(b.pick(*outer), k, dtype=b.weights or b.dtype)
 
 
