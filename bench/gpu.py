@@ -8,12 +8,13 @@ Exit code 0 if all is well, 1 if something differs or failed, 2 if there is no G
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": list(sys.argv[1:] if arguments is None else arguments), "device": None, "arch": ARCH, "compiled": None, "stages": [],
     }  # fmt: skip
     if given.compile_only:
-        found["compiled"] = compiled(chosen, ARCH)
-        _say(*(f"{kernel}: {message}" for kernel, message in found["compiled"]["failed"]))
-        print(f"compiled {found['compiled']['kernels']} kernels for {ARCH} in {found['compiled']['seconds']:.1f} s")
-        return int(bool(found["compiled"]["failed"]))
+        return int(bool(_told(compiled(chosen, ARCH))["failed"]))
     deadline = start + given.seconds * (1 if given.device == "cuda" else REHEARSAL)
     asked = _watched(STAGES[0], given, deadline)
     if asked["error"] and asked["error"]["code"] in NO_DEVICE:
-        found["compiled"] = compiled(chosen, ARCH)
-        print(f"compiled {found['compiled']['kernels']} kernels for {ARCH} in {found['compiled']['seconds']:.1f} s")
+        _told(compiled(chosen, ARCH))
         print(f"nothing was measured: {asked['error']['message']}", file=sys.stderr)
         return 2
     found["stages"].append(asked)
@@ -86,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [each.name for each in STAGES]
     parser.add_argument("--only", action="append", choices=names, metavar="STAGE", help=f"one of {', '.join(names)}; may be repeated")
-    parser.add_argument("--seconds", type=float, default=300, help="for everything but compiling")
+    parser.add_argument("--seconds", type=float, default=300, help="for the whole run")
     parser.add_argument("--output", help=f"where the JSON goes; {RESULTS.relative_to(ROOT)}/DEVICE-DATE.json if not said")
     parser.add_argument("--list", action="store_true", help="list the stages and their time")
     parser.add_argument("--compile-only", action="store_true", help=f"compile everything for {ARCH} into $POEM_HOME, which needs no GPU")
@@ -128,12 +125,21 @@ def compiled(chosen: Iterable[Stage], arch: str) -> dict[str, Any]:
         except Exception as fault:
             failures.append((each.name, stage.described(fault)["message"]))
     _say(f"compiling {len(wanted)} kernels for {arch}")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        refused = [refusal for refusal in pool.map(lambda each: _compile(each[0], each[1], arch), sorted(wanted)) if refusal is not None]
+    jobs = [(source, kernel, arch) for source, kernel in sorted(wanted)]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+        refused = [refusal for refusal in pool.map(_compile, jobs) if refusal is not None]
     return {"kernels": len(wanted) - len(refused), "seconds": time.monotonic() - start, "failed": failures + refused}
 
 
-def _compile(source: str, kernel: str, arch: str) -> tuple[str, str] | None:
+def _told(found: dict[str, Any]) -> dict[str, Any]:
+    """What was compiled where nothing else is done."""
+    _say(*(f"{kernel}: {message}" for kernel, message in found["failed"]))
+    print(f"compiled {found['kernels']} kernels for {ARCH} in {found['seconds']:.1f} s")
+    return found
+
+
+def _compile(job: tuple[str, str, str]) -> tuple[str, str] | None:
+    source, kernel, arch = job
     try:
         cubin_cache.get(source, [kernel], arch)
     except PoemError as fault:

@@ -19,7 +19,6 @@ REPLAYS = 9  # of which the first two do not count
 LONG_ENOUGH = 400e-6  # seconds that a graph should take, so that its launch does not count
 CACHES = 3  # copies of a workload together are at least so many times as large as the cache
 MOST_COPIES, MOST_LAUNCHES = 64, 256
-CLOSE = 2.0**-6  # how far a result may be from torch's, in the Frobenius norm: both round to bf16, and add in another order
 
 
 class Timing(NamedTuple):
@@ -60,20 +59,20 @@ TIMINGS = (
     Timing("bf16 product, 8192^3, wgmma", by("bf16", warpgroups=True), _product(8192, 8192, 8192), SMALL_PRODUCT, "TFLOP/s",
            650, 400, rivals.MM),
     Timing("fp8 product, 4096 x 7168 x 16384, mma.sync", by("e4m3tile128a8"), _product(4096, 7168, 16384), SMALL_PRODUCT, "TFLOP/s",
-           1000, 700, rivals.SCALED_MM),
+           1000, 700, rivals.OF_E4M3_TILES),
     Timing("fp8 product, 4096 x 7168 x 16384, wgmma", by("e4m3tile128a8", warpgroups=True), _product(4096, 7168, 16384), SMALL_PRODUCT,
-           "TFLOP/s", 1000, 700, rivals.SCALED_MM),
+           "TFLOP/s", 1000, 700, rivals.OF_E4M3_TILES),
     Timing("fp8 product, 64 x 7168 x 16384", by("e4m3tile128a8"), _product(64, 7168, 16384), SMALL_DECODE, "TB/s", 2.8, None,
-           rivals.SCALED_MM),
+           rivals.OF_E4M3_TILES),
     *(Timing(f"bf16 decode product, {rows} x 28672 x 4096", by("bf16"), _product(rows, 28672, 4096), SMALL_DECODE, "TB/s", 3.4, 2.6,
              rivals.MM) for rows in (1, 16)),
     *(Timing(f"e4m3 decode product, {rows} x 28672 x 4096", by("e4m3row"), _product(rows, 28672, 4096), SMALL_DECODE, "TB/s", 3.4, 2.6,
-             rivals.SCALED_MM) for rows in (1, 16)),
+             rivals.OF_E4M3) for rows in (1, 16)),
     *(Timing(f"u4g64 decode product, {rows} x 28672 x 8192", by("u4g64"), _product(rows, 28672, 8192), SMALL_DECODE, "TB/s", 2.6, 1.5,
-             rivals.INT4PACK_MM) for rows in (1, 16)),
-    Timing("u4g64 decode product, 1 x 8192 x 8192", by("u4g64"), _product(1, 8192, 8192), SMALL_DECODE, "us", 27, None, rivals.INT4PACK_MM),
+             rivals.OF_U4) for rows in (1, 16)),
+    Timing("u4g64 decode product, 1 x 8192 x 8192", by("u4g64"), _product(1, 8192, 8192), SMALL_DECODE, "us", 27, None, rivals.OF_U4),
     *(Timing(f"nvfp4 decode product, {rows} x 28672 x 8192", by("nvfp4"), _product(rows, 28672, 8192), SMALL_DECODE, "TB/s", 2.6, 1.5,
-             rivals.MM_OF_BF16) for rows in (1, 16)),
+             rivals.OF_NVFP4) for rows in (1, 16)),
     Timing("decode attention, 32 x 4096, 64/8 heads", workloads.attend(decode=True), _attention(32, 4096, 64, 8), FEW, "TB/s", 3.6, 2.6,
            rivals.DECODE),
     Timing("decode attention, 1 x 65536, 32/8 heads", workloads.attend(decode=True), _attention(1, 65536, 32, 8), FEW, "TB/s", None, None,
@@ -151,30 +150,35 @@ def _rival(machine: Machine, timing: Timing, made: Sequence[Workload], memory: M
         import torch
     except ImportError:
         return {"error": "torch is not installed"}
+    result: dict[str, Any] = {}
     try:
-        calls = []
-        for each in made:
-            tensors = {
+        sizes = timing.small if machine.small else timing.sizes
+        tensors = [
+            {
                 name.removesuffix(each.suffix): rivals.tensor(torch, machine, memory[name], array)
                 for name, (array, _) in each.buffers.items()
-            }  # fmt: skip
-            calls.append(timing.rival.make(torch, tensors, timing.small if machine.small else timing.sizes))
-        result: dict[str, Any] = {}
-        if timing.rival.same:
-            result |= _compared(torch, machine, made[0], memory, calls[0])
+            }
+            for each in made
+        ]
+        if timing.rival.exact is not None:
+            exact = timing.rival.exact(torch, tensors[0], sizes)
+            result |= _compared(torch, machine, made[0], memory, exact, timing.rival.close)
+        calls = [timing.rival.make(torch, given, sizes) for given in tensors]
         replay = rivals.captured(torch, machine, [calls[run % len(calls)] for run in range(runs)])
         return result | _speed(timing, made[0], _each(machine, replay, runs))
     except Exception as fault:
-        return {"error": f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"}
+        return result | {"error": f"{type(fault).__name__}: {str(fault).splitlines()[0] if str(fault) else ''}"}
     finally:
         if machine.torch_device() == "cuda":
             torch.cuda.empty_cache()
 
 
-def _compared(torch: Any, machine: Machine, made: Workload, memory: Mapping[str, Memory], call: rivals.Call) -> dict[str, Any]:
+def _compared(
+    torch: Any, machine: Machine, made: Workload, memory: Mapping[str, Memory], call: rivals.Call, close: float
+) -> dict[str, Any]:
     """How far the kernel's result is from torch's."""
     array, _ = made.buffers[made.out]
     got = rivals.tensor(torch, machine, memory[made.out], array).float()
     want = call().float()
     difference = float((got - want).norm() / want.norm())
-    return {"difference": difference, "agrees": difference <= CLOSE}
+    return {"difference": difference, "agrees": difference <= close}

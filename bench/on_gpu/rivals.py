@@ -16,12 +16,19 @@ Tensors = Mapping[str, Any]  # torch tensors by operand
 Call = Callable[[], Any]  # returns a tensor
 
 
+Make = Callable[[Any, Tensors, Mapping[str, int]], Call]
+CLOSE = 2.0**-6  # how far results may be apart, in the Frobenius norm: both round to bf16, and add in another order
+OF_CODES = 2.0**-4  # the same where the kernel rounds activations to e4m3 and torch does not
+
+
 class Rival(NamedTuple):
-    """name: what is called. make: of torch, the operands and the sizes, the call. same: it computes what the kernel computes."""
+    """name: what is called. make: of torch, the operands and the sizes, the call that is timed. exact: the call whose result the
+    kernel's is compared with, and how close they must be; None where there is none."""
 
     name: str
-    make: Callable[[Any, Tensors, Mapping[str, int]], Call]
-    same: bool = False
+    make: Make
+    exact: Make | None = None
+    close: float = CLOSE
 
 
 def tensor(torch: Any, machine: Machine, memory: Memory, array: Array) -> Any:
@@ -108,11 +115,60 @@ def attention_of(*, decode: bool) -> Callable[[Any, Tensors, Mapping[str, int]],
     return make
 
 
+# ------------------------------------------------------------------------------------------------ products of the very weights
+def decoded(dtype: str) -> Make:
+    """The product in float32 by the weight that the kernel's planes stand for."""
+
+    def make(torch: Any, given: Tensors, sizes: Mapping[str, int]) -> Call:
+        w = DECODED[dtype](torch, given, sizes["outputs"], sizes["width"])
+        return lambda: given["x"].float() @ w.t()
+
+    return make
+
+
+def _e4m3(torch: Any, given: Tensors, outputs: int, width: int) -> Any:
+    return given["w.code"].view(torch.float8_e4m3fn).reshape(outputs, width).float()
+
+
+def _nibbles(torch: Any, given: Tensors, outputs: int, width: int) -> Any:
+    """4-bit codes, the lower half of a byte first."""
+    code = given["w.code"].reshape(outputs, width // 2)
+    return torch.stack((code & 15, code >> 4), -1).reshape(outputs, width)
+
+
+def _by_group(given: Tensors, plane: str, outputs: int, width: int) -> Any:
+    """A turned plane `[groups, outputs']` as a factor of each element."""
+    groups = given[plane].shape[0]
+    return given[plane].float().t()[:outputs].repeat_interleave(width // groups, 1)
+
+
+def _e4m3row(torch: Any, given: Tensors, outputs: int, width: int) -> Any:
+    return _e4m3(torch, given, outputs, width) * given["w.row_gain"][:, None]
+
+
+def _e4m3tile(torch: Any, given: Tensors, outputs: int, width: int) -> Any:
+    return _e4m3(torch, given, outputs, width) * _by_group(given, "w.gain", outputs, width)
+
+
+def _u4g64(torch: Any, given: Tensors, outputs: int, width: int) -> Any:
+    gain, offset = (_by_group(given, plane, outputs, width) for plane in ("w.gain", "w.offset"))
+    return _nibbles(torch, given, outputs, width).float() * gain + offset
+
+
+def _nvfp4(torch: Any, given: Tensors, outputs: int, width: int) -> Any:
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device=given["x"].device)
+    w = values[_nibbles(torch, given, outputs, width).int()]
+    return w * _by_group(given, "w.gain", outputs, width) * given["w.row_gain"][:, None]
+
+
+DECODED = {"e4m3row": _e4m3row, "e4m3tile128a8": _e4m3tile, "u4g64": _u4g64, "nvfp4": _nvfp4}
+
 ADD_RMSNORM = Rival("torch add, rms_norm", _add_rmsnorm)
-GLU = Rival("torch silu, mul", _glu)
-MM = Rival("torch.mm", _mm, same=True)
-SCALED_MM = Rival("torch._scaled_mm, one scale", _scaled_mm)
-MM_OF_BF16 = Rival("torch.mm of bf16", _mm_of_bf16)
-INT4PACK_MM = Rival("torch._weight_int4pack_mm", _int4pack_mm)
-DECODE = Rival("torch SDPA, no pages", attention_of(decode=True), same=True)
-PREFILL = Rival("torch SDPA, no pages", attention_of(decode=False), same=True)
+GLU = Rival("torch silu, mul", _glu, _glu)
+MM = Rival("torch.mm", _mm, _mm)
+OF_E4M3 = Rival("torch._scaled_mm, one scale", _scaled_mm, decoded("e4m3row"))
+OF_E4M3_TILES = Rival("torch._scaled_mm, one scale", _scaled_mm, decoded("e4m3tile128a8"), OF_CODES)
+OF_U4 = Rival("torch._weight_int4pack_mm", _int4pack_mm, decoded("u4g64"))
+OF_NVFP4 = Rival("torch.mm of bf16", _mm_of_bf16, decoded("nvfp4"))
+DECODE = Rival("torch SDPA, no pages", attention_of(decode=True), attention_of(decode=True))
+PREFILL = Rival("torch SDPA, no pages", attention_of(decode=False), attention_of(decode=False))

@@ -90,7 +90,7 @@ def product_by(dtype: str, *, warpgroups: bool = False) -> Maker:
         of = Dtype(dtype)
         x, out = made.new("x", (rows, width), "bf16"), made.new("out", (rows, outputs), "bf16")
         leaves = planes_of(of, [outputs], (width,), PRODUCT)
-        planes = {path: made.new(f"w.{path}", shape, leaf, PLANES[path]) for path, (shape, leaf) in leaves.items()}
+        planes = {path: made.new(f"w.{path}", shape, leaf, _content(of, path, shape)) for path, (shape, leaf) in leaves.items()}
         scratch = linear.matmul_scratch(rows, outputs, width, dtype=of, arch=made.arch)
         made.launches = linear.matmul(
             x, planes, out, dtype=of, arch=made.arch, warpgroups=warpgroups,
@@ -104,6 +104,14 @@ def product_by(dtype: str, *, warpgroups: bool = False) -> Maker:
 
 # Content of a weight's planes, such that weights are small.
 PLANES = {"data": Normal(0.02), "code": UNIT, "gain": Normal(0.002, 0.01), "offset": Normal(0.01), "row_gain": Normal(0.002, 0.01)}
+
+
+def _content(dtype: Dtype, path: str, shape: tuple[int, ...]) -> Content:
+    """That of a plane. A gain of tiles is one number for 128 rows, which a turned plane repeats."""
+    if path != "gain" or "tile128" not in dtype.name:
+        return PLANES[path]
+    tiles = np.random.default_rng(2).uniform(0.005, 0.015, (shape[0], -(-shape[1] // 128)))
+    return tiles.astype(np.float32).repeat(128, 1)[:, : shape[1]]
 
 
 def attend(*, decode: bool) -> Maker:
