@@ -1,9 +1,11 @@
 """The stages that time: every workload runs on the emulator at a small size, and torch computes the same."""
 
+import re
 import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,3 +189,10 @@ def test_weights_are_small(plane: str, dtype: str, shape: tuple[int, ...]) -> No
     block = random_block(stored.array, 0, *model.content_of(stored))
     if np.dtype(block.dtype).kind not in "iu":
         assert np.abs(block.astype(np.float64)).max() < 0.2
+
+
+def test_what_is_to_be_reached_is_what_the_documentation_says() -> None:
+    section = (Path(__file__).parents[3] / "docs" / "performance.md").read_text().partition("## On a GPU")[2]
+    for timing in TIMINGS:
+        for aim in (timing.target, timing.first):
+            assert aim is None or re.search(rf"\b{aim:g}\b", section), f"{timing.name}: {aim} {timing.unit}"
