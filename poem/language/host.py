@@ -18,9 +18,8 @@ from poem.language.limits import LIMITS
 PRELUDE = "@poem"
 _PRELUDE_FILE = Path(__file__).with_name("prelude.star")
 _EXTENSIONS = starlark.LibraryExtension
-GLOBALS = starlark.Globals.extended_by([
-    _EXTENSIONS.StructType, _EXTENSIONS.Map, _EXTENSIONS.Filter, _EXTENSIONS.Partial, _EXTENSIONS.CallStack,
-])  # fmt: skip
+_OF_PACKAGES = [_EXTENSIONS.StructType, _EXTENSIONS.Map, _EXTENSIONS.Filter, _EXTENSIONS.Partial, _EXTENSIONS.CallStack]
+GLOBALS = starlark.Globals.extended_by(_OF_PACKAGES)
 # What a package sees without loading it; `dtype`, `ops` and the rest shadow the host's names.
 BUILTIN_NAMES = (
     "print", "dtype", "compute", "f32", "powf32", "expf", "sqrt", "exp", "prime_after", "numpy_integers",
@@ -40,9 +39,10 @@ UNIVERSE = (
 )  # fmt: skip
 
 
-def _dialect() -> starlark.Dialect:
+def _dialect(positional_only: bool = False) -> starlark.Dialect:
     dialect = starlark.Dialect.extended()
     dialect.enable_f_strings = True
+    dialect.enable_positional_only_arguments = positional_only
     return dialect
 
 
@@ -61,7 +61,9 @@ def prelude() -> starlark.FrozenModule:
     module = starlark.Module()
     for name, function in CALLABLES.items():
         module.add_callable(name, function)
-    starlark.eval(module, parse(PRELUDE, _PRELUDE_FILE.read_text(encoding="utf-8")), GLOBALS)
+    text = _PRELUDE_FILE.read_text(encoding="utf-8")
+    globals = starlark.Globals.extended_by([*_OF_PACKAGES, _EXTENSIONS.Json])
+    starlark.eval(module, starlark.parse(PRELUDE, text, _dialect(positional_only=True)), globals)
     return module.freeze()
 
 

@@ -150,10 +150,16 @@ def _line_of_load(text: str, module: str) -> int:
 
 
 # -- manifest ----------------------------------------------------------------------------------------------------------
-def _definitions(text: str, name: str) -> list[int]:
-    """The lines on which a text defines a global."""
-    starts = re.finditer(rf"^(?:def[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))", text, re.MULTILINE)
-    return [text.count("\n", 0, found.start()) + 1 for found in starts]
+_DEFINITION = re.compile(r"^(?:def[ \t]+(\w+)|(\w+)[ \t]*(?::[^=\n]*)?=(?!=))", re.MULTILINE)
+_PARAMETERS = re.compile(r"^def[ \t]+(\w+)[ \t]*\(", re.MULTILINE)
+
+
+def _definitions(text: str) -> dict[str, list[int]]:
+    """The lines on which a text defines each of its globals."""
+    lines: dict[str, list[int]] = {}
+    for found in _DEFINITION.finditer(text):
+        lines.setdefault(found[1] or found[2], []).append(text.count("\n", 0, found.start()) + 1)
+    return lines
 
 
 def _manifest(loaded: Loaded) -> None:
@@ -162,12 +168,13 @@ def _manifest(loaded: Loaded) -> None:
 
     refuse = evaluation.error
 
+    defined = _definitions(text)
+
     def place(name: str) -> tuple[Frame, ...]:
-        lines = _definitions(text, name)
-        return (Frame(loaded.file, lines[0] if lines else 1, "<module>"),)
+        return (Frame(loaded.file, defined.get(name, [1])[0], "<module>"),)
 
     for name in (*GLOBALS, *FUNCTIONS, *OPTIONAL_FUNCTIONS):
-        lines = _definitions(text, name)
+        lines = defined.get(name, [])
         if len(lines) > 1 and _defined_twice(loaded.file, text, name):
             where = (Frame(loaded.file, lines[1], "<module>"),)
             raise refuse(
@@ -179,7 +186,7 @@ def _manifest(loaded: Loaded) -> None:
     for name in (*GLOBALS[:2], *FUNCTIONS):
         if name not in given:
             near = nearest(name, re.findall(r"^(?:def[ \t]+)?([A-Za-z_]\w*)[ \t]*[=(:]", text, re.MULTILINE))
-            lines = _definitions(text, near) if near else []
+            lines = defined.get(near, []) if near else []
             where = (Frame(loaded.file, lines[0] if lines else 1, "<module>"),)
             hint = f"did you mean `{near}`, on line {lines[0]}?" if near and lines else ""
             expected = f"def {name}{FUNCTIONS[name]}" if name in FUNCTIONS else f"{name} = [...]"
@@ -228,10 +235,13 @@ def _read_globals(loaded: Loaded, evaluation: Evaluation, optional: Sequence[str
 
 def _check_parameters(evaluation: Evaluation, file: str, text: str) -> None:
     """Refuse a function that the front end could not call (`manifest.bad-function`)."""
+    functions: dict[str, re.Match[str]] = {}
+    for found in _PARAMETERS.finditer(text):
+        functions.setdefault(found[1], found)
     for name, parameters in {**FUNCTIONS, **OPTIONAL_FUNCTIONS}.items():
-        found = re.search(rf"^def[ \t]+{name}[ \t]*\(", text, re.MULTILINE)
-        if found is None:
+        if name not in functions:
             continue
+        found = functions[name]
         least, most = _arity(text, found.end())
         wanted = parameters.count(",") + 1
         if not least <= wanted <= most:

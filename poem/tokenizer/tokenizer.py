@@ -6,7 +6,6 @@ does not know, and a whole prompt is still encoded as one string, exactly as the
 """
 
 import json
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +27,8 @@ class Tokenizer:
     """Encodes and decodes with the `tokenizers` library. Made by `from_side_files`."""
 
     def __init__(self, text: str) -> None:
+        import secrets  # loads OpenSSL, which reading a package does without
+
         self._text = text
         self._backend = _load(text)
         self._secret = f"\U0010fffe{secrets.token_hex(8)}\U0010fffe"

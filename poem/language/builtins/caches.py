@@ -9,7 +9,7 @@ from poem.dtypes import FLOATS, KV_DTYPES
 from poem.errors import Frame, PackageError
 from poem.graph import Cache
 from poem.language.binding import Unfit, Wants
-from poem.language.builtins.record import Builtin, builtin, entry
+from poem.language.builtins.record import Builtin, asked, builtin, entry
 from poem.language.evaluation import Call, Evaluation
 from poem.language.values import Count, Flag, Integer, OfDtype, Size, Sizes, Text, listed
 from poem.ops.operands import Weight
@@ -73,7 +73,7 @@ class KvPlan(NamedTuple):
     where: tuple[Frame, ...]
 
 
-@entry
+@asked
 def kv(evaluation: Evaluation, stack: str, args: list[Any], kwargs: dict[str, Any]) -> starlark.OpaquePythonObject:
     """Declare a row of a kv space."""
     call = Call(evaluation, "c.kv", stack)

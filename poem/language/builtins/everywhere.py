@@ -4,15 +4,13 @@ import math
 import sys
 from typing import Any
 
-import starlark
-
-from poem.dtypes import FLOATS, NICKNAMES, RESERVED, WORDS, Dtype
+from poem.dtypes import FLOATS, NICKNAMES, WORDS, Dtype
 from poem.language.binding import Unfit
 from poem.language.builtins.record import builtin, entry, handle
-from poem.language.evaluation import Call, Evaluation, Foreign
+from poem.language.evaluation import Call, Evaluation
 from poem.language.frames import user_frames
 from poem.language.limits import LIMITS
-from poem.language.values import Anything, Count, Flag, Integer, Number, Numbers, ReservedDtype, Size, Text, dtype, kind_of
+from poem.language.values import Anything, Count, Flag, Integer, Number, Numbers, Size, Text, dtype, kind_of
 from poem.ops import scaling
 from poem.ops.operands import Scaling
 from poem.ops.record import round_to_single
@@ -27,11 +25,6 @@ def dtype_words() -> list[str]:
     return list(WORDS)
 
 
-def dtype_handle(word: str) -> starlark.OpaquePythonObject:
-    """The handle of a dtype."""
-    return starlark.OpaquePythonObject(ReservedDtype(word) if word in RESERVED else Dtype(word))
-
-
 def weight_groups() -> dict[str, int]:
     """For each dtype of weights, what the last extent must be a multiple of; 0 for those that take any shape."""
     return {word: Dtype(word).group_size if Dtype(word).is_quantised else 0 for word in WEIGHT_WORDS}
@@ -42,17 +35,7 @@ def compute_words() -> dict[str, str]:
     return {word: Dtype(word).compute.name for word in (*FLOATS, "i64", "i32", *NICKNAMES)}
 
 
-def foreign(word: str) -> starlark.OpaquePythonObject:
-    """The stand-in for something that does not cross."""
-    return starlark.OpaquePythonObject(Foreign(word))
-
-
-def infinite(text: str) -> starlark.OpaquePythonObject:
-    """The handle of a float that does not cross by itself: an infinity or nan."""
-    return starlark.OpaquePythonObject(math.inf if "inf" in text else math.nan)
-
-
-UNGUARDED = {f"_py_{f.__name__}": f for f in (dtype_words, dtype_handle, weight_groups, compute_words, foreign, infinite)}
+UNGUARDED = {f"_py_{f.__name__}": f for f in (dtype_words, weight_groups, compute_words)}
 
 
 @entry

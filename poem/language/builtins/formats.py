@@ -37,7 +37,7 @@ from poem.formats.declared import (
     parts_of,
 )
 from poem.language.binding import Unfit, Wants
-from poem.language.builtins.record import builtin, entry, handle
+from poem.language.builtins.record import asked, builtin, handle
 from poem.language.evaluation import Call, Evaluation, Foreign
 from poem.language.frames import user_frames
 from poem.language.values import (
@@ -117,7 +117,7 @@ def format(call: Call, name: Text, /, *, read: Anything, recognizes: Function | 
     return Made(Declared(name, states, recognizes is not None, reads, call.where))
 
 
-@entry
+@asked
 def formats(evaluation: Evaluation, given: Any) -> None:
     """Check what `formats(m)` returned."""
     expected = "a list of at least one format(...)"
@@ -145,7 +145,7 @@ def formats(evaluation: Evaluation, given: Any) -> None:
     evaluation.delivered["formats"] = given
 
 
-@entry
+@asked
 def recognized(evaluation: Evaluation, answer: Any) -> None:
     evaluation.delivered["answer"] = answer
 
@@ -407,8 +407,8 @@ def _record(evaluation: Evaluation, statements: list[Any]) -> None:
     evaluation.delivered.setdefault("statements", []).extend(statements)
 
 
-@entry
-def pairs(evaluation: Evaluation, stack: str, given: Any) -> None:
+@asked
+def pairs(evaluation: Evaluation, given: Any) -> None:
     """A format whose read is a list of pairs."""
     declared = evaluation.delivered["reading"]
     _record(evaluation, check_pairs(evaluation, given, declared.where))
@@ -476,7 +476,7 @@ def reads_read_over(call: Call, w: Anything, name: Text, fn: Function) -> Made:
     return _made(call, Src(name, call.where))
 
 
-@entry
+@asked
 def read_over(evaluation: Evaluation, stack: str, w: Any, result: Any) -> None:
     """What `fn(src(name))` gave."""
     call = Call(evaluation, "reads.read_over", stack)

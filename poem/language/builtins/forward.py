@@ -2,14 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import starlark
 
 from poem.errors import PackageError
 from poem.graph import Attribute, Fold
-from poem.language.builtins.record import builtin, check_phase, entry
+from poem.language.builtins.record import asked, builtin, check_phase, entry
 from poem.language.evaluation import Call, Evaluation
 from poem.language.frames import user_frames
 from poem.language.inputs import ALL, METHODS, InputMethod
@@ -20,7 +17,6 @@ from poem.suggest import nearest
 from poem.tracer import Tracer
 
 OUTPUT_NAME = re.compile(r"[a-z][a-z0-9_.]*")
-Made = starlark.OpaquePythonObject
 
 
 def op_names() -> dict[str, list[str]]:
@@ -59,11 +55,11 @@ def _key(value: Value) -> str:
     return kind if value.dtype.is_float else f"{kind} #{value.id}"
 
 
-@entry
-def op(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+@asked
+def op(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: dict[str, Any]) -> str:
     """Check and record an op call.
 
-    Gives [results, number of its plan, operand positions, whether the results are several, number of the next value].
+    Gives [results, number of its plan, operand positions, whether the results are several, number of the next value] as JSON.
     """
     if evaluation.phase != "forward":
         check_phase(Call(evaluation, f"ops.{name}", stack), ("forward",))
@@ -79,7 +75,7 @@ def op(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: d
     repeatable = all(value.kind == "tensor" and value.dtype.is_float for value in listed)
     planned = tracer.plan(name, len(args), list(kwargs)) if repeatable else None
     plan, positions = planned or (None, [])
-    return [[_describe(value) for value in listed], plan, positions, several, len(tracer.values)]
+    return json.dumps([[_describe(value) for value in listed], plan, positions, several, len(tracer.values)])
 
 
 @entry
@@ -107,25 +103,12 @@ def repeat(evaluation: Evaluation, following: int, text: str) -> None:
         raise evaluation.error("internal.error", f"the prelude counts {following} values, and the trace has {len(tracer.values)}")
 
 
-@entry
-def operand(evaluation: Evaluation, kind: str, number: int) -> Made:
-    """What is numbered in a trace, for a call that is not a repetition."""
-    tracer = _tracer(evaluation)
-    made: dict[str, Callable[[], Any]] = {
-        "value": lambda: tracer.value(number),
-        "weight": lambda: tracer.weights[number],
-        "cache": lambda: tracer.cache_handle(tracer.caches[number]),
-        "inputs": lambda: tracer.handle,
-    }
-    return Made(made[kind]())
-
-
 # -- inputs ------------------------------------------------------------------------------------------------------------
 def _input(method: str, found: InputMethod) -> None:
-    def plain(call: Call) -> list[Any]:
-        return _describe(_tracer(call.evaluation).input(method, found.type, {}, "tensor" if found.type else "mask"))
+    def plain(call: Call) -> str:
+        return json.dumps(_describe(_tracer(call.evaluation).input(method, found.type, {}, "tensor" if found.type else "mask")))
 
-    def geometry(call: Call, space: Integer | None = None) -> list[Any]:
+    def geometry(call: Call, space: Integer | None = None) -> str:
         tracer = _tracer(call.evaluation)
         asked = 0 if space is None else space
         if not tracer.spaces:
@@ -136,7 +119,7 @@ def _input(method: str, found: InputMethod) -> None:
             expected = f"0 to {len(tracer.spaces) - 1}"
             raise call.error("forward.unknown-cache", f"{call.name}(): there is no space {asked}", expected=expected, found=str(asked))
         arguments: dict[str, Attribute] = {"space": asked}
-        return _describe(tracer.input(method, found.type, arguments))
+        return json.dumps(_describe(tracer.input(method, found.type, arguments)))
 
     builtin("forward", name=f"inputs.{method}", shown=f"inputs.{method}")(geometry if found.geometry else plain)
 
@@ -265,7 +248,7 @@ def output(call: Call, name: Text, value: OfValue) -> None:
     tracer.output(name, value, call.where)
 
 
-@entry
+@asked
 def returned(evaluation: Evaluation, result: Any) -> None:
     """What forward returned, which must be nothing."""
     if result is not None:

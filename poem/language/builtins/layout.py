@@ -3,17 +3,15 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
-
-import starlark
 
 from poem.dtypes import Dtype
 from poem.errors import PackageError
 from poem.graph import Cut
 from poem.language.binding import bind, parameters_of
 from poem.language.builtins.everywhere import WEIGHT_WORDS
-from poem.language.builtins.record import builtin, check_phase, entry
+from poem.language.builtins.record import asked, builtin, check_phase, entry
+from poem.language.crossing import facts_of_weight
 from poem.language.declarations import Layout
 from poem.language.evaluation import Call, Evaluation
 from poem.language.frames import user_frames
@@ -28,11 +26,11 @@ WEIGHT_NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 @entry
-def deployment(evaluation: Evaluation) -> dict[str, Any]:
-    """What `layout` is told of the deployment."""
+def deployment(evaluation: Evaluation) -> str:
+    """What `layout` is told of the deployment, as JSON."""
     of = evaluation.deployment
     assert of is not None
-    return {
+    facts = {
         "id": of.model.id,
         "weights": [dtype.name for dtype in of.weights],
         "kv": of.kv.name,
@@ -41,6 +39,7 @@ def deployment(evaluation: Evaluation) -> dict[str, Any]:
         "tp": of.tp,
         "name": of.name,
     }
+    return json.dumps(facts)
 
 
 # -- weight() ----------------------------------------------------------------------------------------------------------
@@ -53,7 +52,7 @@ def _three(call: Call, name: Text, shape: Anything, dtype: Anything) -> None: ..
 _FORMS = {function: parameters_of(function) for function in (_two, _three)}
 
 
-@entry
+@asked
 def weight(evaluation: Evaluation, stack: str, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Judge a call of weight() that is not surely right."""
     call = Call(evaluation, "weight", stack)
@@ -129,7 +128,7 @@ def cut_again(evaluation: Evaluation, stack: str) -> None:
     )
 
 
-@entry
+@asked
 def cut(evaluation: Evaluation, stack: str, method: str, shape: list[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The cut that a method of a weight declares, as [axis, segments, heads]."""
     call = Call(evaluation, f".{method}", stack)
@@ -180,7 +179,7 @@ def conv_taps_major(call: Call, c_in: Anything, taps: Anything) -> None:
 
 
 # -- the walk ----------------------------------------------------------------------------------------------------------
-@entry
+@asked
 def not_a_struct(evaluation: Evaluation, given: Any) -> None:
     raise evaluation.error(
         "layout.not-a-struct", f"layout must return a struct, found {kind_of(given)}", expected="a struct", found=kind_of(given)
@@ -198,23 +197,6 @@ def too_deep(evaluation: Evaluation) -> None:
 @entry
 def too_many(evaluation: Evaluation) -> None:
     raise evaluation.error("budget.size", f"the struct that layout returned holds more than {LIMITS.visited} things")
-
-
-_AS_JSON = str.maketrans("()", "[]")
-
-
-@lru_cache(maxsize=4096)
-def _facts(key: str) -> tuple[tuple[int, ...], Dtype, Cut | None, bool]:
-    """Shape, dtype, cut and registered of a weight, from the text of its `_key`."""
-    shape, dtype, cut_facts, registered = json.loads(key.translate(_AS_JSON).replace(",]", "]").replace("None", "null").lower())
-    return tuple(shape), Dtype(dtype), Cut(cut_facts[0], *map(tuple, cut_facts[1:])) if cut_facts else None, registered
-
-
-@entry
-def unreachable(evaluation: Evaluation, key: str, stack: str) -> starlark.OpaquePythonObject:
-    """A weight that layout made and did not return."""
-    shape, dtype, cut_facts, registered = _facts(key)
-    return starlark.OpaquePythonObject(Weight(shape, dtype, "", cut_facts, registered, user_frames(stack)))
 
 
 @entry
@@ -263,5 +245,5 @@ def laid_out(evaluation: Evaluation, text: str, keys: str, stack_of: str, stacks
 
 
 def _parts(key: str) -> tuple[tuple[int, ...], Dtype, str, Cut | None, bool]:
-    shape, dtype, cut_facts, registered = _facts(key)
-    return shape, dtype, "", cut_facts, registered
+    shape, dtype, cut, registered = facts_of_weight(key)
+    return shape, dtype, "", cut, registered

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from poem.dtypes import KV_DTYPES, WEIGHT_DTYPES, WORDS, Dtype
-from poem.language.builtins.record import builtin, entry, handle
+from poem.language.builtins.record import asked, builtin, handle
 from poem.language.declarations import Model, Published, Template, TokenizerContract
 from poem.language.evaluation import Call, Evaluation
 from poem.language.manifest import DeclaredDeployment
@@ -148,7 +148,7 @@ def tokenizer(call: Call, *, markers: Groups = (), pinned: Ids | None = None, pa
     return handle(TokenizerContract(markers, dict(pinned or {}), dict(parts or {}), call.where), "tokenizer")
 
 
-@entry
+@asked
 def deliver(evaluation: Evaluation, name: str, value: Any) -> None:
     """A global of the package crosses."""
     evaluation.delivered["globals"][name] = value

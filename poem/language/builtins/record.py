@@ -1,6 +1,7 @@
 """The registry of builtins: each is a Python function whose signature gives parameters, kinds and defaults."""
 
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from typing import Any
@@ -10,6 +11,7 @@ import starlark
 from poem.dataclass import dataclass
 from poem.errors import PoemError
 from poem.language.binding import Parameter, bind, parameters_of
+from poem.language.crossing import unpacked
 from poem.language.evaluation import CURRENT, PHASES, Call, Evaluation, Phase
 from poem.language.values import kind_of
 from poem.ops.record import OpRefusal
@@ -91,7 +93,18 @@ def entry(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@entry
+def asked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `entry`, for a function whose arguments come from a package: they are packed (see crossing.py)."""
+
+    @entry
+    @wraps(function)
+    def run(evaluation: Evaluation, text: str, handles: list[Any]) -> Any:
+        return function(evaluation, *[unpacked(evaluation, item, handles) for item in json.loads(text)])
+
+    return function
+
+
+@asked
 def call(evaluation: Evaluation, name: str, stack: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Every builtin that is called through Python."""
     found = BUILTINS.get(name) or _load_later(name)
