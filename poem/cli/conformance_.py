@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mutants",
         nargs="*",
         metavar="FILE",
-        help="plant small mistakes in the CUDA sources, all or these files, and see that examples find them",
+        help="plant small mistakes in the CUDA sources, all or these, and see them found",
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
