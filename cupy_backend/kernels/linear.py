@@ -14,9 +14,20 @@ from typing import NamedTuple
 import numpy as np
 
 from cupy_backend.errors import KernelError
-from cupy_backend.kernels import linear_warpgroups
+from cupy_backend.kernels import linear_plain, linear_warpgroups
 from cupy_backend.kernels.arrays import reading, updating, writing
-from cupy_backend.kernels.linear_tables import OUT_TYPES, RUN, Cut, Format, activation_name, cut, format_of, instantiation, multiplies_codes
+from cupy_backend.kernels.linear_tables import (
+    FORMATS,
+    OUT_TYPES,
+    RUN,
+    Cut,
+    Format,
+    activation_name,
+    cut,
+    format_of,
+    instantiation,
+    multiplies_codes,
+)  # fmt: skip
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 from poem.dtypes import Dtype, leaves
 
@@ -87,7 +98,7 @@ def matmul(
 ) -> list[Launch]:  # fmt: skip
     """out `[N, M]` (bf16 or f32) = x `[N, K]` (bf16) times the transpose of w `[M, K]`, whose planes `prepare` made.
 
-    x may come as codes where the weight's dtype has the rule a8.
+    x may come as codes where the weight's dtype has the rule a8. Weights of floats take x and out of any float dtype: `linear_plain`.
 
     act: silu, gelu_tanh or gelu, for w `[2 M, K]` of gates over ups: out = act(gate) * up, where gate and up are rounded to out's dtype
     first. So it equals the product followed by the gated unit.
@@ -98,8 +109,12 @@ def matmul(
     scratch: `matmul_scratch` bytes. An infinite activation gives NaN with weights that have offsets. KernelError (`kernel.unsupported`)
     where no kernel serves the shapes or dtypes.
     """
-    kernel = format_of(dtype)
     (rows, width), outputs = x.shape, out.shape[1]
+    if isinstance(x, Array) and linear_plain.serves(x.dtype, out.dtype, dtype, width):
+        if act:
+            raise _unsupported(f"a gated unit of products from {x.dtype} over {width} columns of {dtype}", "from bf16, by bf16")
+        return linear_plain.matmul(x, w["data"], out, nodes=nodes) if rows else []
+    kernel = format_of(dtype)
     _check(x, out, kernel, dtype, act)
     if rows == 0:
         return []
@@ -151,7 +166,7 @@ def matmul_scratch(
     coded: bool = False,
 ) -> int:  # fmt: skip
     """Bytes of scratch that `matmul` needs for x `[rows, width]` and out `[rows, outputs]`. coded: x comes as codes."""
-    if rows == 0:
+    if rows == 0 or dtype.name not in FORMATS:  # those that need scratch
         return 0
     chosen = _cut(rows, outputs, width, dtype, arch, batch_invariant, act)
     activations = _codes_bytes(rows, width) if dtype.act and not coded else 0

@@ -106,9 +106,9 @@ def activation_name(act: str | None) -> str:
 def format_of(dtype: Dtype) -> Format:
     """The format of the kernels for a weight dtype. KernelError (`kernel.unsupported`) for others."""
     if dtype.name not in FORMATS:
-        raise KernelError(
-            "kernel.unsupported", f"no matrix product takes weights of {dtype}", phase="plan", expected=" ".join(FORMATS), found=dtype.name
-        )
+        expected = " ".join((*FORMATS, "f16", "f32"))  # of floats all, if not all here
+        message = f"no matrix product takes weights of {dtype}"
+        raise KernelError("kernel.unsupported", message, phase="plan", expected=expected, found=dtype.name)
     return FORMATS[dtype.name]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from cupy_backend.kernels import linear_plain
 from cupy_backend.plan.prepare import is_joinable
 from poem.dtypes import Dtype
 from poem.graph import Graph, Node, Ref
@@ -111,7 +112,9 @@ def _product_glu(uses: Uses, node: Node) -> tuple[int, ...] | None:
     gate = uses.only_reader(node.results[0])
     if gate is None or gate.op != "linear.glu" or not is_plain_glu(gate) or uses.dtype(node.results[0]) != uses.dtype(gate.results[0]):
         return None
-    return node.id, gate.id
+    weight = uses.graph.params[operand(node, "w").id]
+    types = uses.dtype(operand(node, "x").id), uses.dtype(node.results[0])
+    return None if linear_plain.serves(*types, Dtype(weight.dtype), weight.shape[1]) else (node.id, gate.id)
 
 
 def is_plain_glu(node: Node) -> bool:

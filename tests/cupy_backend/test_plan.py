@@ -169,13 +169,13 @@ def test_an_op_without_a_kernel_is_refused_at_its_line_with_what_is_supported() 
 
 
 def test_a_weight_dtype_without_a_kernel_is_refused_with_those_that_have_one() -> None:
-    graph, _ = gated_network(dtype="f32")
+    graph, _ = gated_network(dtype="gr_i8_f32_n")
     with pytest.raises(KernelError) as caught:
         decode(graph)
     assert caught.value.code == "kernel.unsupported"
     assert caught.value.file == "small.poem"
     assert "bf16" in caught.value.expected
-    assert "f32" in caught.value.message + caught.value.found
+    assert "gr_i8_f32_n" in caught.value.message + caught.value.found
 
 
 def test_several_refusals_are_reported_together() -> None:
