@@ -88,14 +88,14 @@ def _as_float64(array: np.ndarray) -> np.ndarray:
 @lru_cache
 def _rounding_to(word: str) -> Callable[[np.ndarray], np.ndarray]:
     """What rounds an array through float32 to a float dtype, and gives it back as float32."""
-    stored = STORAGE[word]
+    float32, stored = FLOAT32, STORAGE[word]
 
     def rounded(array: np.ndarray) -> np.ndarray:
-        if array.dtype is not FLOAT32:
-            array = array.astype(FLOAT32)
-        return array if stored is FLOAT32 else array.astype(stored).astype(FLOAT32)
+        if array.dtype is not float32:
+            array = array.astype(float32)
+        return array.astype(stored).astype(float32)
 
-    return rounded
+    return rounded if word != "f32" else lambda array: array.astype(float32, copy=False)
 
 
 def _places_agree(matrix: np.ndarray, row: np.ndarray, tile: int) -> bool:

@@ -124,16 +124,12 @@ class WeightStore:
 
     def _project_codes(self, codes: np.ndarray, scales: np.ndarray, w: Tensor, rows: slice | None) -> np.ndarray:
         """Products of activation codes with a matrix or a bank in tiles of 128 x 128 (see `activation.contract`)."""
-        start, stop, _ = (rows or slice(None)).indices(w.shape[0])
-        if len(w.shape) == 3:
-            planes = [{path: plane[expert] for path, plane in w.planes.items()} for expert in range(start, stop)]
-            parts = [(Tensor(w.dtype, w.shape[1:], expert), slice(None)) for expert in planes]
-        else:
-            few = self.numeric.fast and len(codes) <= VECTOR_ROWS
-            step = max(1, (products.STRIP if few else STRIP_BYTES // 4) // w.shape[-1])
-            parts = [(w, slice(first, min(first + step, stop))) for first in range(start, stop, step)]
-        results = [activation.contract(codes, scales, matrix, rows=part, matmul=self.numeric.matmul) for matrix, part in parts]
-        return np.concatenate([np.zeros((len(codes), 0), np.float32), *results], axis=1)
+        taken, matmul = rows or slice(None), self.numeric.matmul
+        if len(w.shape) == 2:
+            return activation.contract(codes, scales, w, rows=taken, matmul=matmul)
+        planes = [{path: plane[expert] for path, plane in w.planes.items()} for expert in range(w.shape[0])[taken]]
+        parts = [activation.contract(codes, scales, Tensor(w.dtype, w.shape[1:], expert), matmul=matmul) for expert in planes]
+        return np.concatenate([np.zeros((len(codes), 0), np.float32), *parts], axis=1)
 
 
 def _product(x: np.ndarray, factors: list[np.ndarray]) -> np.ndarray:

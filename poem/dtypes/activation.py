@@ -12,6 +12,7 @@ from poem.dtypes import leaves
 from poem.dtypes.tensor import Tensor
 
 RUN = 128
+STRIP = 1 << 18  # elements of a weight decoded at a time: they should be near the core when they are multiplied
 LARGEST = np.float32(leaves.largest("e4m3"))
 
 
@@ -45,19 +46,35 @@ def contract(
     weight: Tensor,
     *,
     rows: slice = slice(None),
-    matmul: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda x, w: x @ w.T,
+    matmul: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda x, w: x @ w.swapaxes(-1, -2),
 ) -> np.ndarray:
     """The product `[M, N]` of quantised activations and `rows` of a weight `[N, K]` of `e4m3tile128a8`, float32, not yet rounded.
 
     For each run b in order: `p = sum of code products over the run; sum = sum + (p * scales[m, b]) * gain[n // 128, b]`, every
-    operation rounded to float32. `matmul(x, w)` computes the sums over a run: x `[M, k]` times the transpose of w `[N, k]`, in float32.
+    operation rounded to float32. `matmul(x, w)` computes the sums over runs: x `[..., M, k]` times the transpose of w `[..., N, k]`, in
+    float32.
     """
-    values = leaves.decode(weight.planes["code"][rows], "e4m3")
-    gains = weight.planes["gain"][np.arange(weight.shape[0])[rows] // RUN]
+    start, stop, _ = rows.indices(weight.shape[0])
+    columns = weight.shape[1]
+    whole = columns // RUN * RUN
+    step = max(1, STRIP // columns)
     activations = leaves.decode(codes, "e4m3")
-    total = np.zeros((len(codes), len(values)), np.float32)
+    values: np.ndarray = np.empty((min(step, stop - start), columns), np.float32)
+    total = np.zeros((len(codes), stop - start), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        for run in range(scales.shape[1]):
-            here = slice(run * RUN, (run + 1) * RUN)
-            total += (matmul(activations[:, here], values[:, here]) * scales[:, run, None]) * gains[:, run]
+        for first in range(start, stop, step):
+            here = slice(first, min(first + step, stop))
+            decoded, sums = values[: here.stop - first], total[:, first - start : here.stop - start]
+            leaves.decode_into(decoded, weight.planes["code"][here], "e4m3")
+            gains = weight.planes["gain"][np.arange(first, here.stop) // RUN]
+            products = [*matmul(_runs(activations[:, :whole]), _runs(decoded[:, :whole]))]
+            if whole < columns:
+                products.append(matmul(activations[:, whole:], decoded[:, whole:]))
+            for product, scale, gain in zip(products, scales.T, gains.T, strict=True):
+                sums += (product * scale[:, None]) * gain
     return total
+
+
+def _runs(matrix: np.ndarray) -> np.ndarray:
+    """[rows, runs * RUN] as [runs, rows, RUN]."""
+    return matrix.reshape(len(matrix), matrix.shape[1] // RUN, RUN).swapaxes(0, 1)
