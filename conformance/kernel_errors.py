@@ -7,7 +7,7 @@ import numpy as np
 
 from conformance.bounds import Cells
 from conformance.running import Running
-from cupy_backend.kernels.attn import WEIGHT_ERROR
+from cupy_backend.kernels.attn import WEIGHT_ERROR, WEIGHT_FLOOR
 from poem.dtypes import Dtype
 from poem.graph import Graph, Node, Ref
 
@@ -18,13 +18,13 @@ FP8_KERNELS = (", e4m3, e4m3, ", "product_by_warpgroups<e4m3, ")  # in the names
 
 
 def kernel_error(graph: Graph, node: Node, kernels: Sequence[str], given: Mapping[str, Any]) -> np.ndarray | float:
-    """How far the result of a node may be from its bound's on account of the kernels that make it, broadcastable to the result.
+    """How far the first result of a node may be from its bound's on account of the kernels that make it, broadcastable to the result.
 
     given: the node's operands and attributes by name, as `Operands.of` returns them.
     """
     if not kernels:
         return 0.0
-    if node.op == "attn.attend" and isinstance(given["cache"], Cells):
+    if node.op in ("attn.attend", "attn.prefill") and isinstance(given["cache"], Cells):
         return _attend(graph, node, given)
     if node.op in ("linear.matmul", "linear.lm_head") and any(name in kernel for name in FP8_KERNELS for kernel in kernels):
         return _product(graph, node, given)
@@ -44,13 +44,14 @@ def takes_infinity_for_nan(graph: Graph, node: Node, kernels: Sequence[str]) -> 
 
 
 def _attend(graph: Graph, node: Node, given: Mapping[str, Any]) -> np.ndarray:
-    """Weights reach the tensor cores as two numbers, off by WEIGHT_ERROR of themselves: at most that times the largest |v|."""
-    planes = given["cache"].lanes[0]
-    v = np.abs(_values(planes[-1])).max(0)  # [key heads * value width]
+    """Weights reach the tensor cores as two numbers, off by WEIGHT_ERROR of themselves, and by WEIGHT_FLOOR: so much of the largest |v|."""
+    planes = [np.abs(_values(lane[-1])) for lane in given["cache"].lanes]
+    finite = np.concatenate([np.where(np.isfinite(v), v, 0.0) for v in planes])
+    largest = finite.max(0, initial=0.0)  # [key heads * value width]
     kv_heads, type = node.attributes["kv_heads"], graph.values[node.results[0]].type
     assert type is not None
-    by_head = np.repeat(v.reshape(kv_heads, -1), type.width // len(v), axis=0)
-    return WEIGHT_ERROR[type.dtype] * by_head.reshape(-1)
+    by_head = np.repeat(largest.reshape(kv_heads, -1), type.width // len(largest), axis=0)
+    return (WEIGHT_ERROR[type.dtype] + WEIGHT_FLOOR[type.dtype] * max(map(len, planes))) * by_head.reshape(-1)
 
 
 def _product(graph: Graph, node: Node, given: Mapping[str, Any]) -> np.ndarray:

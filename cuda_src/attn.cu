@@ -189,13 +189,13 @@ POEM_DEVICE void add_weighted(Pack<float, 4>& sum, float weight, const Pack<floa
 }
 
 // What a row's weighted values are multiplied by, and its log-sum-exp in base 2, once all weights are in: `total` of them relative to
-// 2^most. A sink is one more score without a value. Rows see at least their own cell, so where all scores are -inf, 0 / 0 is NaN; under a
-// mask such a row is one that sees nothing, and gives 0.
+// 2^most. A sink is one more score without a value. Rows see at least their own cell, so where all scores are -inf, there are 0 / 0 of each
+// value; under a mask such a row is one that sees nothing, and gives 0.
 POEM_DEVICE float2 finished(float most, float total, float sink, float v_scale, bool masked) {
-  if (masked && total == 0.0f) return make_float2(0.0f, minus_infinity());
   sink *= LOG2_E;
-  const float top = fmaxf(most, sink), weight = exp2_approx(most - top);
-  const float all = total * weight + exp2_approx(sink - top);
+  const float top = fmaxf(most, sink);
+  if (top == minus_infinity() && total == 0.0f) return make_float2(masked ? 0.0f : bits_float(0x7fffffff), minus_infinity());
+  const float weight = exp2_approx(most - top), all = total * weight + exp2_approx(sink - top);
   return make_float2(weight * v_scale / all, top + log2f(all));
 }
 
@@ -213,11 +213,12 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
               const int* __restrict__ page_indices, const float* __restrict__ k_scale, const float* __restrict__ v_scale,
               const void* __restrict__ sinks, const uint8_t* __restrict__ mask, const int* __restrict__ mask_indptr,
               const float* __restrict__ bias, T* __restrict__ out, float* __restrict__ lse, float* partial, float2* sums,
-              uint32_t* counters, int q_stride, int q_first, int group, int kv_heads, int page_shift, int window, int causal,
-              int total_rows, int shortest, int sink_stride, int wide_sinks, int extent, float scale, float cap, float log_floor,
-              float log_slope) {
+              uint32_t* counters, int q_stride, int q_first, int group, int kv_heads, int page_size, uint32_t page_magic, int page_shift,
+              int window, int causal, int total_rows, int shortest, int sink_stride, int wide_sinks, int extent, float scale, float cap,
+              float log_floor, float log_slope) {
   constexpr int TILE = WARPS_M * 16, THREADS = WARPS_M * WARPS_N * 32, OWN = CELLS / WARPS_N, SN = OWN / 8, ON = DV / 8, KS = D / 16;
   constexpr bool NARROW = sizeof(C) == 1, HELD = D <= 128;
+  constexpr float RAISED = same_type<T, f16> ? 32768.0f : 1.0f;
   constexpr int K_CHUNKS = D * sizeof(C) / 16, V_CHUNKS = DV * sizeof(C) / 16;
   constexpr uint32_t K_BYTES = CELLS * D * sizeof(C), STAGE = K_BYTES + CELLS * DV * sizeof(C);
   static_assert(OWN % 16 == 0 && D % (NARROW ? 32 : 16) == 0 && DV % (NARROW ? 32 : 16) == 0, "tile shape");
@@ -237,8 +238,8 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
   // The slot of a cell that some row may see, or -1. Others are zeros in shared memory, so that nothing in them spoils a sum.
   auto slot_of_cell = [&](int cell) -> int {
     if (cell < b.lowest || cell >= b.stop) return -1;
-    const int page = b.pages[cell >> page_shift];
-    return page < 0 ? -1 : (page << page_shift) + (cell & ((1 << page_shift) - 1));
+    const int number = __umulhi(2u * cell, page_magic) >> page_shift, page = b.pages[number];  // number = cell / page_size
+    return page < 0 ? -1 : (page - number) * page_size + cell;
   };
   auto load_stage = [&](int tile) {
     constexpr int CHUNKS = K_CHUNKS > V_CHUNKS ? K_CHUNKS : V_CHUNKS, ELEMENTS = 16 / (int)sizeof(C);
@@ -375,13 +376,14 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
         sum[e / 2] += s[n][e];
       }
 
-    // Weights have 24 bits, an operand of the tensor cores has 8: with two parts a weight is off by 2^-16 of itself.
+    // Weights have 24 bits, an operand of the tensor cores has 8 or 11: with two parts a weight is off by 2^-16 or 2^-22 of itself. The
+    // smallest f16 is 2^-24, so weights in f16 are raised.
 #pragma unroll
     for (int n = 0; n < SN; n += 2) {
       uint32_t p[PARTS][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float x = s[n + i / 2][i % 2 * 2], y = s[n + i / 2][i % 2 * 2 + 1];
+        float x = s[n + i / 2][i % 2 * 2] * RAISED, y = s[n + i / 2][i % 2 * 2 + 1] * RAISED;
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
           p[part][i] = pack<T>(x, y);
@@ -434,17 +436,21 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
     float* const to = values + row * PITCH;
     if (quad == 0) states[row] = make_float2(largest[i], sum[i]);
 #pragma unroll
+    for (int n = 0; n < ON; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        o[n][i * 2 + e] /= RAISED;
+        spoilt |= o[n][i * 2 + e] != o[n][i * 2 + e];
+      }
+#pragma unroll
     for (int n = 0; n < ON; n += NARROW ? 2 : 1) {
       if constexpr (NARROW) store<float, 4>(to + n * 8 + quad * 4, {o[n][i * 2], o[n + 1][i * 2], o[n][i * 2 + 1], o[n + 1][i * 2 + 1]});
       else store<float, 2>(to + n * 8 + quad * 2, {o[n][i * 2], o[n][i * 2 + 1]});
     }
-#pragma unroll
-    for (int n = 0; n < ON; ++n) spoilt |= o[n][i * 2] != o[n][i * 2] || o[n][i * 2 + 1] != o[n][i * 2 + 1];
   }
-  // A value that is not finite makes NaN of its product with a weight of 0, in rows that may not see it. Where the rows of the block see
-  // different cells and a NaN came out, its rows are summed again without the cells that they may not see, each by a warp.
-  const bool differ = masked || b.start / group != (b.start + b.count - 1) / group;
-  if (__syncthreads_or(spoilt && differ)) {
+  // A value that is not finite makes NaN of its product with a weight of 0, in rows that may not see it, and infinity that of the second
+  // part of a weight. Where a NaN came out, its row is summed again, by a warp, as written: without the cells that it may not see.
+  if (__syncthreads_or(spoilt)) {
     for (int r = warp; r < b.count * WARPS_N; r += WARPS_M * WARPS_N) {
       const int packed = b.start + r / WARPS_N, of = r % WARPS_N;
       float* const to = values + (of * TILE + r / WARPS_N) * PITCH;

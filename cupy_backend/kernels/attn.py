@@ -1,13 +1,13 @@
 """Launches of attn.cu: rows into paged caches, with rotary positions on the way, and attention over paged caches.
 
 Each function turns arrays into launches; what no kernel serves is a KernelError (`kernel.unsupported`). A cache plane is
-`[pages, page_size, heads * width]`, page_size a power of two. Lanes, lengths and pages are i32 arrays on the device, as `poem.batch`
+`[pages, page_size, heads * width]`. Lanes, lengths and pages are i32 arrays on the device, as `poem.batch`
 makes them, so that a launch can be replayed; a padded lane has no rows, a padded row a write_offset outside its page.
 
 How a result is rounded: scores, weights and sums are float32, but tensor cores take weights as two numbers of the activations' dtype,
-whose sum is off by at most `WEIGHT_ERROR` of the weight. So `|o - exact|` is at most the bound of attention in float32, plus
-`WEIGHT_ERROR * sum_j p_j |v_j|`. With rounded_weights it is one number and `ROUNDED_WEIGHT_ERROR`: a third less work, and no longer
-what the op promises.
+whose sum is off by at most `WEIGHT_ERROR` of the weight, and by `WEIGHT_FLOOR` of the row's largest weight. So `|o - exact|` is at most the
+bound of attention in float32, plus `WEIGHT_ERROR * sum_j p_j |v_j| + WEIGHT_FLOOR * sum_j |v_j|`. With rounded_weights it is one number and
+`ROUNDED_WEIGHT_ERROR`: a third less work, and no longer what the op promises.
 """
 
 import math
@@ -24,6 +24,7 @@ SOURCE = "attn.cu"
 CELLS = {"bf16": "bf16", "f16": "f16", "f32": "float", "e4m3": "e4m3", "e5m2": "e5m2"}
 HEAD_DIMS = {1: (32, 64, 96, 128, 192, 256), 2: (16, 32, 64, 80, 96, 112, 128, 192, 256)}  # by bytes of a cell
 WEIGHT_ERROR = {"bf16": 2.0**-16, "f16": 2.0**-22}
+WEIGHT_FLOOR = {"bf16": 0.0, "f16": 2.0**-40}
 ROUNDED_WEIGHT_ERROR = {"bf16": 2.0**-8, "f16": 2.0**-11}
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_120a": 188}
 WAVES = 4  # blocks for each multiprocessor that pieces are to give
@@ -254,8 +255,7 @@ def attention(
     mask, mask_indptr = scores.mask or (None, None)
     log_floor, log_slope = scores.log_scaling or (0.0, 0.0)
     numbers = {
-        "group": group, "kv_heads": kv_heads, "page_shift": _page_shift(k_cache), "window": window or 0, "causal": int(causal),
-        "total_rows": rows, "shortest": max(1, SHORTEST_PIECE // shape.cells),
+        "window": window or 0, "causal": int(causal), "total_rows": rows, "shortest": max(1, SHORTEST_PIECE // shape.cells),
         "sink_stride": heads if sinks is not None and len(sinks.shape) == 2 else 0,
         "wide_sinks": int(sinks is not None and sinks.dtype == "f32"),
         "extent": 0 if scores.bias is None else scores.bias.shape[1] // heads,
@@ -265,7 +265,8 @@ def attention(
         "qo_indptr": reading(lanes.qo_indptr), "kv_len": reading(lanes.kv_len), "page_indptr": reading(lanes.page_indptr),
         "page_indices": reading(lanes.page_indices), **_scales(scales), "sinks": _optional(sinks), "mask": _optional(mask),
         "mask_indptr": _optional(mask_indptr), "bias": _optional(scores.bias), "out": out, "lse": NULL if lse is None else _like(lse, out),
-        "partial": partial, "sums": sums, "counters": counted, **_strides(q=q),
+        "partial": partial, "sums": sums, "counters": counted, **_strides(q=q), "group": Scalar(group, "i32"),
+        "kv_heads": Scalar(kv_heads, "i32"), **_page_division(k_cache.shape[1]),
         **{name: Scalar(number, "i32") for name, number in numbers.items()}, "scale": Scalar(sm_scale, "f32"),
         "cap": Scalar(scores.softcap or 0.0, "f32"), "log_floor": Scalar(log_floor, "f32"), "log_slope": Scalar(log_slope, "f32"),
     }  # fmt: skip
@@ -321,11 +322,16 @@ def _pages(cache: Array) -> dict[str, Argument]:
     return {"page_size": Scalar(cache.shape[1], "i32"), "pages": Scalar(cache.shape[0], "i32")}
 
 
-def _page_shift(cache: Array) -> int:
-    size = cache.shape[1]
-    if size & (size - 1):
-        raise _unsupported("pages of a power of two cells", str(size))
-    return size.bit_length() - 1
+def _page_division(size: int) -> dict[str, Argument]:
+    """Division by the page size, as a product: n // size = (2 n * magic >> 32) >> shift for 0 <= n < 2^31.
+
+    With 2^shift >= size, magic = (2^(31 + shift) + e) / size has 0 <= e < size, so 2 n * magic / 2^(32 + shift) exceeds n / size by
+    n e / (size 2^(31 + shift)) < 1 / size, which is too little to reach the next whole number.
+    """
+    shift = (size - 1).bit_length()
+    return {
+        "page_size": Scalar(size, "i32"), "page_magic": Scalar(-(-(1 << 31 + shift) // size), "u32"), "page_shift": Scalar(shift, "i32"),
+    }  # fmt: skip
 
 
 def _vector(*parts: Columns, steps: tuple[int, ...] = ()) -> int:
