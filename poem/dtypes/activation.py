@@ -67,7 +67,7 @@ def contract(
             decoded, sums = values[: here.stop - first], total[:, first - start : here.stop - start]
             leaves.decode_into(decoded, weight.planes["code"][here], "e4m3")
             gains = weight.planes["gain"][np.arange(first, here.stop) // RUN]
-            products = [*matmul(_runs(activations[:, :whole]), _runs(decoded[:, :whole]))]
+            products = [*matmul(_runs(activations[:, :whole]), _runs(decoded[:, :whole]))] if whole else []
             if whole < columns:
                 products.append(matmul(activations[:, whole:], decoded[:, whole:]))
             for product, scale, gain in zip(products, scales.T, gains.T, strict=True):

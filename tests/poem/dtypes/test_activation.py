@@ -122,6 +122,18 @@ def test_the_sums_of_runs_can_be_the_callers() -> None:
     np.testing.assert_array_equal(contract(*quantise(x), tensor, rows=slice(1, 3)), whole[:, 1:3])
 
 
+@pytest.mark.parametrize("columns", [64, 128, 200])
+def test_the_callers_products_are_asked_for_whole_runs_only_where_there_are_some(columns: int) -> None:
+    x, tensor, seen = weight((2, columns), 1), Tensor.encode(weight((3, columns), 2), A8), []
+
+    def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        seen.append(a.shape)
+        return a @ b.swapaxes(-1, -2)
+
+    contract(*quantise(x), tensor, matmul=matmul)
+    assert seen == {64: [(2, 64)], 128: [(1, 2, 128)], 200: [(1, 2, 128), (2, 72)]}[columns]
+
+
 def test_what_a_product_takes_in_place_of_the_activations() -> None:
     codes, scales = quantise(np.array([[1, -3, 0.1, 7]], F32))
     assert scales.tolist() == [[7 / 448]]
