@@ -36,7 +36,7 @@ STAGES = (
     Stage("conformance", "models and ops against the interpreter", 60, 25),
     Stage("kernels", "kernels by graph replay", 80, 30),
     Stage("model", "whole models with random weights", 70, 40),
-    Stage("sanitizer", "compute-sanitizer on small shapes", 60, 65),
+    Stage("sanitizer", "compute-sanitizer on small shapes", 60, 40),
 )
 REHEARSAL = 20  # how many times as long the emulator may take
 

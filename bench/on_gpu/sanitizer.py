@@ -4,6 +4,7 @@ Run as a program, this module is what the tool watches: the small workloads of t
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from cupy_backend.launch import Launch
 TOOLS = ("memcheck", "racecheck")
 FOUND = 9  # the exit code of a run in which the tool found something
 SHOWN = 5  # of its findings
+SECONDS = 27  # for each of its checks
+BEGUN = "case: "  # said by the program under the tool as each case begins
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,19 +46,28 @@ def check(machine: Machine, name: str, seconds: float) -> dict[str, Any]:
             found, "--tool", name, "--error-exitcode", str(FOUND), "--log-file", str(log), sys.executable, "-m", "bench.on_gpu.sanitizer",
             "--device", machine.device.name,
         ]  # fmt: skip
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=ROOT)
-        except subprocess.TimeoutExpired:
-            return {"ok": None, "skipped": f"not done within {seconds:.0f} s"}
+        output, status = folder + "/output", None
+        with open(output, "w+") as printed:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = subprocess.run(command, stdout=printed, stderr=printed, timeout=seconds, cwd=ROOT).returncode
+            printed.seek(0)
+            told = printed.read()
         said = log.read_text(errors="replace") if log.exists() else ""
     findings = re.findall(r"^========= ((?:Error|Invalid|Program hit|Race|Potential|Warning|Uninitialized).*)$", said, re.MULTILINE)
     summary = re.findall(r"^========= (.*SUMMARY.*)$", said, re.MULTILINE)
-    result = {"ok": done.returncode == 0, "summary": summary[-1] if summary else "", "findings": findings[:SHOWN]}
-    return result if done.returncode in (0, FOUND) else result | {"output": (done.stdout + done.stderr + said)[-2000:]}
+    result: dict[str, Any] = {"ok": status == 0, "summary": summary[-1] if summary else "", "findings": findings[:SHOWN]}
+    if status is None:  # the tool was stopped: what it had found by then counts
+        return result | {"ok": False if findings else None, "summary": f"stopped after {seconds:.0f} s, launches of {_works(told)} by then"}
+    return result if status in (0, FOUND) else result | {"output": (told + said)[-2000:]}
+
+
+def _works(told: str) -> str:
+    """How much of what runs under the tool has begun."""
+    return f"{told.count(BEGUN)} cases"
 
 
 def cases(machine: Machine) -> Sequence[Case]:
-    return [Case(name, partial(check, machine, name, 60.0)) for name in TOOLS]
+    return [Case(name, partial(check, machine, name, SECONDS)) for name in TOOLS]
 
 
 def launches(arch: str) -> list[Launch]:
@@ -88,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         cupy.cuda.set_allocator(None)  # every array is an allocation of its own, whose end the tool knows
     machine = open_machine(given.device, small=True)
     for name, work in works(machine):
-        print(name, flush=True)
+        print(f"{BEGUN}{name}", flush=True)
         work()
     return 0
 

@@ -6,6 +6,7 @@ failed, and starts another process for the cases that are left.
 """
 
 import json
+import math
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TextIO
+
+import numpy as np
 
 from poem.errors import PoemError
 
@@ -48,7 +51,7 @@ def run_cases(cases: Sequence[Case], skip: set[str], out: TextIO, release: Calla
     """Runs the cases that are left and writes a line of JSON for each event. Ends at the first that raises: its context may be lost."""
 
     def tell(**event: Any) -> None:
-        print(json.dumps(event), file=out, flush=True)
+        print(json.dumps(plain(event)), file=out, flush=True)
 
     tell(cases=[case.name for case in cases])
     for case in cases:
@@ -64,6 +67,17 @@ def run_cases(cases: Sequence[Case], skip: set[str], out: TextIO, release: Calla
         tell(end=case.name, seconds=time.perf_counter() - begun, result=result)
         release()
     return 0
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: NumPy's scalars as Python's, numbers that JSON does not know as words."""
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def described(fault: BaseException) -> dict[str, str]:

@@ -61,8 +61,9 @@ def test_a_program_that_fails_under_it_is_told_with_its_output(tool: Path) -> No
 
 
 def test_it_is_given_up_when_time_is_up(tool: Path) -> None:
-    script(tool, "", 0, more="sleep 20")
-    assert sanitizer.check(MACHINE, "memcheck", 0.5)["skipped"] == "not done within 0 s"
+    script(tool, "", 0, more="echo 'case: a'; echo 'case: b'; exec sleep 20")
+    result = sanitizer.check(MACHINE, "memcheck", 1.0)
+    assert (result["ok"], result["summary"]) == (None, "stopped after 1 s, launches of 2 cases by then")
 
 
 def test_the_small_launches_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

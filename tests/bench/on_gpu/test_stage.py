@@ -4,6 +4,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.on_gpu import stage
@@ -86,6 +87,11 @@ def test_memory_is_given_back_after_each_case(tmp_path: Path) -> None:
     with open(tmp_path / "events", "w") as out:
         assert run_cases([Case("a", dict), Case("b", dict)], {"b"}, out, lambda: given_back.append(1)) == 0
     assert given_back == [1]
+
+
+def test_results_are_plain_json() -> None:
+    given = {"a": np.float32(0.5), "b": [np.bool_(True), float("nan")], 3: (np.int64(4), None, float("inf"))}
+    assert stage.plain(given) == {"a": 0.5, "b": [True, "nan"], "3": [4, None, "inf"]}
 
 
 def test_a_refusal_is_told_without_a_traceback() -> None:
