@@ -7,7 +7,7 @@ is itself grouped with tail `n` contributes its codes and its own gain as separa
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from poem.dtypes.term import Group, Grouped, Leaf, Term, plane_path, planes
 
 Planes = Mapping[str, np.ndarray]
 Rows = slice | np.ndarray  # which rows of the matrix
+Read = Callable[[slice], np.ndarray]  # gives rows of a matrix
 EVERY = slice(None)
 SMALLEST_NORMAL = 2.0**-126
 
@@ -87,7 +88,7 @@ def decode(
 def strips(rows: int, columns: int) -> Iterator[slice]:
     """Ranges of rows that together are a matrix, each of about `leaves.STRIP` elements."""
     step = max(1, leaves.STRIP // max(1, columns))
-    return (slice(start, start + step) for start in range(0, rows, step))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def _apply(ufunc: np.ufunc, values: np.ndarray, factor: Factor, strip: slice) -> None:
@@ -184,17 +185,22 @@ def encode(term: Term, values: np.ndarray, path: str = "") -> dict[str, np.ndarr
     ValueError for NaN or infinity, for a factor that overflows its leaf, and for negative values in unsigned codes with
     no offset.
     """
-    shape = values.shape
-    planes(term, shape)  # refuses what does not divide
     if isinstance(term, Leaf):
+        planes(term, values.shape)
         return {path or "data": leaves.encode(values, term.name)}
-    matrix = values.reshape(matrix_shape(shape))
+    return encode_groups(term, values.reshape(matrix_shape(values.shape)).__getitem__, values.shape, path)
+
+
+def encode_groups(term: Grouped, read: Read, shape: tuple[int, ...], path: str = "") -> dict[str, np.ndarray]:
+    """As `encode`, for values that need not be there all at once: `read(rows)` gives rows of the matrix of `shape`, some at a time and
+    in order, once to find the extremes of the groups and once to round."""
+    planes(term, shape)  # refuses what does not divide
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # what overflows is refused below, by name
-        return _encode_groups(term, matrix, shape, path)
+        return _encode_groups(term, read, shape, path)
 
 
-def _encode_groups(term: Grouped, matrix: np.ndarray, shape: tuple[int, ...], path: str) -> dict[str, np.ndarray]:
-    low, high = _extremes(matrix, term.group, shape)
+def _encode_groups(term: Grouped, read: Read, shape: tuple[int, ...], path: str) -> dict[str, np.ndarray]:
+    low, high = _extremes(read, term.group, shape)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ValueError("NaN or infinity cannot be stored in groups of codes")
     stored = _segments(term.group, shape, path)
@@ -204,7 +210,7 @@ def _encode_groups(term: Grouped, matrix: np.ndarray, shape: tuple[int, ...], pa
         stored |= _encode_gain(term.gain, np.maximum(np.abs(low), np.abs(high)), leaves.largest(term.code), plane_path(path, "gain"))
     else:
         stored |= _encode_gain_and_offset(term, low, high, path)
-    stored[plane_path(path, "code")] = _encode_codes(term, matrix, stored, shape, path)
+    stored[plane_path(path, "code")] = _encode_codes(term, read, stored, shape, path)
     return stored
 
 
@@ -215,27 +221,26 @@ def _segments(group: Group, shape: tuple[int, ...], path: str) -> dict[str, np.n
     return {}
 
 
-def _extremes(matrix: np.ndarray, group: Group, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _extremes(read: Read, group: Group, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The least and the greatest value of each group, as float32 of the factor's shape. NaN propagates."""
-    rows, columns = matrix.shape
+    rows, columns = matrix_shape(shape)
     width = group.size if group.kind in ("run", "tile") else columns
     starts = np.arange(0, columns, width)
-    found = []
-    for ufunc in (np.minimum, np.maximum):
-        extremes = np.empty((rows, len(starts)), np.float32)
-        for strip in strips(rows, columns):
-            values = matrix[strip].astype(np.float32, copy=False)
-            extremes[strip] = ufunc.reduceat(values, starts, axis=1)
-        if group.kind == "tile":
-            by_row = extremes.reshape(*shape[:-1], len(starts))
-            extremes = ufunc.reduceat(by_row, np.arange(0, shape[-2], group.rows), axis=-2)
-        elif group.kind == "tensor":
-            extremes = ufunc.reduce(extremes.reshape(*shape[:-2], -1), axis=-1)
-            extremes = extremes.reshape((*shape[:-2], 1) if len(shape) > 2 else ())
-        else:
-            extremes = extremes.reshape(group.factor_shape(shape))
-        found.append(extremes)
-    return found[0], found[1]
+    low, high = (np.empty((rows, len(starts)), np.float32) for _ in range(2))
+    for strip in strips(rows, columns):
+        values = read(strip).astype(np.float32, copy=False)
+        np.minimum.reduceat(values, starts, axis=1, out=low[strip])
+        np.maximum.reduceat(values, starts, axis=1, out=high[strip])
+    return _of_groups(np.minimum, low, group, shape), _of_groups(np.maximum, high, group, shape)
+
+
+def _of_groups(ufunc: np.ufunc, extremes: np.ndarray, group: Group, shape: tuple[int, ...]) -> np.ndarray:
+    """Extremes of the runs of each row [rows, J] as those of the groups, in the factor's shape."""
+    if group.kind == "tile":
+        return ufunc.reduceat(extremes.reshape(*shape[:-1], -1), np.arange(0, shape[-2], group.rows), axis=-2)
+    if group.kind == "tensor":
+        return ufunc.reduce(extremes.reshape(*shape[:-2], -1), axis=-1).reshape((*shape[:-2], 1) if len(shape) > 2 else ())
+    return extremes.reshape(group.factor_shape(shape))
 
 
 def _encode_gain(term: Term, peak: np.ndarray, largest: float, path: str, least: float = 0.0) -> dict[str, np.ndarray]:
@@ -245,7 +250,7 @@ def _encode_gain(term: Term, peak: np.ndarray, largest: float, path: str, least:
     if term.tail != "n":
         return encode(term, _one_if_zero(peak / np.float32(largest)), path)
     matrix = peak.reshape(matrix_shape(peak.shape))
-    _, higher = _extremes(matrix, term.group, peak.shape)
+    _, higher = _extremes(matrix.__getitem__, term.group, peak.shape)
     stored = _segments(term.group, peak.shape, path)
     stored |= _encode_gain(term.gain, higher, largest * leaves.largest(term.code), plane_path(path, "gain"), SMALLEST_NORMAL)
     outer = product(factors_of(term, term.gain, "gain", stored, peak.shape, EVERY, np.float32, path))
@@ -307,9 +312,9 @@ def _encode_gain_and_offset(term: Grouped, low: np.ndarray, high: np.ndarray, pa
     return encode(term.gain, gain, gain_path) | encode(term.offset, offset, offset_path)
 
 
-def _encode_codes(term: Grouped, matrix: np.ndarray, stored: Planes, shape: tuple[int, ...], path: str) -> np.ndarray:
+def _encode_codes(term: Grouped, read: Read, stored: Planes, shape: tuple[int, ...], path: str) -> np.ndarray:
     """The code plane: every element rounded with the factors as they are stored."""
-    rows, columns = matrix.shape
+    rows, columns = matrix_shape(shape)
     gain = product(factors_of(term, term.gain, "gain", stored, shape, EVERY, np.float32, path))
     offset = None
     if term.offset is not None:
@@ -320,7 +325,7 @@ def _encode_codes(term: Grouped, matrix: np.ndarray, stored: Planes, shape: tupl
     divisor = _divisor(gain)
     packed = np.empty((rows, columns * leaves.LEAF_BITS[term.code] // 8), leaves.STORAGE[term.code])
     for strip in strips(rows, columns):
-        values = matrix[strip].astype(np.float32)
+        values = read(strip).astype(np.float32)
         if offset is not None and term.tail == "b":
             _apply(np.subtract, values, offset, strip)
         _apply(np.divide, values, divisor, strip)

@@ -1,7 +1,7 @@
 """`Tensor`: a stored weight, as planes of codes and factors, and its decoded values."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from poem.dataclass import dataclass
 from poem.dtypes import groups
 from poem.dtypes.dtype import Dtype
 from poem.dtypes.leaves import STORAGE
+from poem.dtypes.term import Grouped
 
 __all__ = ["STORAGE", "Tensor"]
 
@@ -71,10 +72,16 @@ class Tensor:
 
         ValueError for a shape that the dtype does not take, and for values that it cannot hold (NaN or infinity in groups).
         """
-        dtype.planes(array.shape)
-        planes = groups.encode(dtype.term, array)
-        in_order = dtype.planes(array.shape, _segments(planes))
-        return Tensor(dtype, array.shape, {plane.path: planes[plane.path] for plane in in_order})
+        return _in_order(dtype, array.shape, groups.encode(dtype.term, array))
+
+    @staticmethod
+    def encode_rows(read: Callable[[slice], np.ndarray], shape: tuple[int, ...], dtype: Dtype) -> "Tensor":
+        """As `encode`, for a dtype in groups and values too many to be held: `read(rows)` gives rows of the matrix `[..., K]`, floats.
+
+        It is asked for all rows in order, twice, some 65536 values at a time.
+        """
+        assert isinstance(dtype.term, Grouped)
+        return _in_order(dtype, shape, groups.encode_groups(dtype.term, read, shape))
 
     def decode(self, rows: slice | np.ndarray | None = None, dtype: type = np.float32) -> np.ndarray:
         """The values of `rows` of the first axis (a slice or an array of indices; None: all), as float32 or float64.
@@ -99,6 +106,10 @@ class Tensor:
             kept = (np.arange(self.shape[0])[rows][:, None] * below + np.arange(below)).reshape(-1)
         values = groups.decode(self.dtype.term, self.planes, self.shape, rows=kept, dtype=dtype)
         return values.reshape(-1, *self.shape[1:])
+
+
+def _in_order(dtype: Dtype, shape: tuple[int, ...], planes: Mapping[str, np.ndarray]) -> Tensor:
+    return Tensor(dtype, shape, {plane.path: planes[plane.path] for plane in dtype.planes(shape, _segments(planes))})
 
 
 def _segments(planes: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -8,9 +8,8 @@ import numpy as np
 
 from poem.checkpoint.planes import GroupSplit, TileBoundary
 from poem.dataclass import dataclass
-from poem.dtypes import Dtype, slicing
+from poem.dtypes import Dtype
 from poem.dtypes.tensor import STORAGE, Tensor
-from poem.dtypes.term import Grouped
 from poem.errors import CheckpointError
 from poem.formats.declared import Where
 from poem.formats.lazy import FLOAT_LEAVES, Lazy, Refusal, converted, decoded
@@ -65,13 +64,10 @@ class Prepared:
         return Tensor(self.dtype, self.array.shape, {"data": out})
 
     def _encode(self) -> Tensor:
-        """Quantised as its term says. Rows are encoded in strips unless one factor serves the whole tensor."""
-        shape, dtype = self.array.shape, self.dtype
-        if len(shape) > 2:
-            return slicing.stack([Tensor.encode(self.array.read(e, e + 1).decode()[0], dtype) for e in range(shape[0])])
-        if _has_whole_factor(dtype):
-            return Tensor.encode(self.array.whole().decode(), dtype)
-        return slicing.join([Tensor.encode(self.array.read(start, stop).decode(), dtype) for start, stop in self.strips()])
+        """Quantised as its term says. The floats are read twice, a strip at a time, and never held as a whole."""
+        shape = self.array.shape
+        strips = list(self.strips()) if len(shape) > 1 else [(0, shape[0])]
+        return Tensor.encode_rows(_Rows(self.array, strips), shape, self.dtype)
 
     def check_copies(self) -> None:
         """Refuse (`import.tied-differs`) a checkpoint whose second tensor of a tied weight holds other bytes."""
@@ -107,6 +103,28 @@ class Prepared:
 
     def _error(self, refusal: Refusal) -> CheckpointError:
         return placed(refusal, self.param, self.where)
+
+
+class _Rows:
+    """Rows of the matrix `[..., K]` of a float weight, on call; the checkpoint is read a strip of the first axis at a time."""
+
+    def __init__(self, array: Lazy, strips: list[tuple[int, int]]) -> None:
+        self._array, self._strips = array, strips
+        self._below = math.prod(array.shape[1:-1])
+        self._start, self._held = 0, np.zeros((0, array.shape[-1]), np.float32)
+
+    def __call__(self, rows: slice) -> np.ndarray:
+        """Rows that lie in the strip held, or from its end on: whoever reads goes on in order, or starts anew."""
+        parts = []
+        at = rows.start
+        while at < rows.stop:
+            if not self._start <= at < self._start + len(self._held):
+                start, stop = self._strips[at // self._below // self._strips[0][1]]  # all but the last are alike
+                self._start = start * self._below
+                self._held = self._array.read(start, stop).decode().reshape(-1, self._array.shape[-1])
+            parts.append(self._held[at - self._start : rows.stop - self._start])
+            at += len(parts[-1])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def prepare(param: Param, array: Lazy, where: Where, *, requantise: bool, rounded: Sequence[str] = ()) -> Prepared:
@@ -176,12 +194,3 @@ def _names(array: Lazy) -> str:
 
 def _bytes(plane: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(plane).reshape(-1).view(np.uint8)
-
-
-def _has_whole_factor(dtype: Dtype) -> bool:
-    term = dtype.term
-    while isinstance(term, Grouped):
-        if term.group.kind == "tensor":
-            return True
-        term = term.gain
-    return False

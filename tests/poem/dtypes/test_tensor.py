@@ -60,3 +60,22 @@ def test_decoding_does_not_write_to_planes() -> None:
     values = Tensor.of(array).decode()
     values[:] = 7
     assert (array == 1).all()
+
+
+@pytest.mark.parametrize("name", [name for name in NICKNAMES if name != "bf16"])
+@pytest.mark.parametrize("shape", [(700, 128), (3, 300, 256)])
+def test_values_read_some_rows_at_a_time_encode_as_they_do_at_once(name: str, shape: tuple[int, ...]) -> None:
+    values = weight(shape, 5)
+    matrix = values.reshape(-1, shape[-1])
+    asked: list[slice] = []
+
+    def read(rows: slice) -> np.ndarray:
+        asked.append(rows)
+        return matrix[rows]
+
+    got, want = Tensor.encode_rows(read, shape, Dtype(name)), Tensor.encode(values, Dtype(name))
+    for path, plane in want.planes.items():
+        np.testing.assert_array_equal(got.planes[path], plane, path)
+    rows = [row for part in asked for row in range(part.start, part.stop)]
+    assert rows == 2 * list(range(len(matrix))), "every row is asked for twice, in order"
+    assert max((part.stop - part.start) * shape[-1] for part in asked) <= 65536

@@ -1,5 +1,6 @@
 """Planning an import: what fits, what each weight becomes, and every way in which a checkpoint does not fit."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,21 @@ def test_encoding_in_strips_gives_what_encoding_the_whole_gives(
     assert found.planes.keys() == expected.planes.keys()
     for path, plane in expected.planes.items():
         assert np.array_equal(found.planes[path], plane), path
+
+
+@pytest.mark.parametrize("wanted", ["nvfp4", "u4g64", "e4m3tile128", "gt_e4m3_f32_n"])
+def test_encoding_never_holds_the_floats_of_a_weight(wanted: str, tmp_path: Path) -> None:
+    """32 MB of bf16, 64 MB as float32. Codes, factors and a few strips take less than the bf16 did."""
+    shape = (4096, 4096)
+    plan = one(tmp_path, {"w.weight": np.ones(shape, ml_dtypes.bfloat16)}, wanted, shape)
+    tracemalloc.start()
+    try:
+        found = plan.weights["w"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    bound = found.nbytes + 40_000_000
+    assert peak < bound < 2 * found.nbytes + 4 * found.size, f"{peak / 1e6:.0f} MB at most, bound {bound / 1e6:.0f} MB"
 
 
 CODES = np.random.default_rng(1).integers(0, 0x70, (256, 128), np.uint8)
