@@ -34,7 +34,7 @@ def project(x: np.ndarray, weight: Tensor, rows: slice = EVERY) -> np.ndarray:
 
 def _by_groups(y: np.ndarray, strips: list[slice], x: np.ndarray, weight: Tensor) -> bool:
     """Fills y strip by strip from sums over groups. False, and nothing filled, where a weight or x has to be taken element by element:
-    floats, groups that share a byte, and an x that is not finite (infinity times a code of 0 would be NaN)."""
+    floats, groups that share a byte, and x or factors that are not finite (infinity times a sum of 0 would be NaN)."""
     term, stored, shape = weight.dtype.term, weight.planes, weight.shape
     if not isinstance(term, Grouped) or not strips or not np.isfinite(x).all():
         return False
@@ -49,9 +49,11 @@ def _by_groups(y: np.ndarray, strips: list[slice], x: np.ndarray, weight: Tensor
         return False
     columns = x.shape[1]
     gains = _of_groups(gain, width, y.shape[1], columns)
+    offsets = None if offset is None else _of_groups(offset, width, y.shape[1], columns)
+    if not (np.isfinite(gain.values).all() and (offset is None or np.isfinite(offset.values).all())):
+        return False
     y[...] = 0
-    if offset is not None:
-        offsets = _of_groups(offset, width, y.shape[1], columns)
+    if offsets is not None:
         sums_of_x = np.add.reduceat(x, np.arange(0, columns, width), axis=1)
         np.dot(sums_of_x, (offsets if term.tail == "b" else -offsets * gains).T, out=y)
     # Element k of x meets the number at place k % places, column k // places.

@@ -10,10 +10,12 @@ from interp import Session, check_supported, evaluate
 from interp.evaluate import Given
 from interp.steps import find_op
 from poem.batch import Chunk
+from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
 from poem.errors import Frame, PoemError, UsageError
 from poem.graph import Node, ValueType
 from poem.ops import REGISTRY
+from poem.ops.operands import Weight
 from poem.tracer import Tracer
 from tests.interp.decoder import Decoder
 
@@ -183,6 +185,32 @@ def test_values_are_let_go_after_their_last_use() -> None:
 
     running.run([Chunk(running.add_sequence(), [1, 2])], observe)
     assert len(alive) > 20
+
+
+@pytest.mark.parametrize("memory", [None, 0])
+def test_products_of_one_value_are_one_step_of_the_fast_setting_and_give_the_same(memory: int | None) -> None:
+    """x, of small integers, times three matrices: two of them give bf16, one f32. Observers see all three."""
+    trace = Tracer("products", "products", "products")
+    rng = np.random.default_rng(0)
+    x = trace.input("x", ValueType("tokens", 5, "bf16"))
+    weights = {f"w{index}": bf16(rng.integers(-3, 4, (height, 5))) for index, height in enumerate((4, 6, 3))}
+    for name, dtype in zip(weights, (None, Dtype("f32"), None), strict=True):
+        weight = Weight(weights[name].shape, weights[name].dtype)
+        trace.add_param(weight, name)
+        trace.output(name, trace.call("linear.matmul", (x, weight), {"out": dtype}, ()), ())
+    running = Session(trace.graph(), weights, setting="fast", weight_memory=memory)
+    given = rng.integers(-3, 4, (2, 5)).astype(np.float32)
+    seen: list[tuple[int, ...]] = []
+
+    def observe(node: Node, results: tuple[np.ndarray, ...]) -> None:
+        seen.append(results[0].shape)
+
+    for observer in (None, observe):
+        outputs = running.run([Chunk(running.add_sequence(), [0, 0])], observer, {"x": given})
+        for name, tensor in weights.items():
+            np.testing.assert_array_equal(outputs[name], given @ tensor.decode().T, name)
+    assert seen == [(2, 4), (2, 6), (2, 3)]
+    assert len(running._steps._steps) == 2
 
 
 # -- errors ------------------------------------------------------------------------------------

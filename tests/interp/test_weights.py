@@ -86,3 +86,32 @@ def test_rows_are_taken_as_the_whole_decodes(word: str, memory: int) -> None:
     np.testing.assert_array_equal(weights.take(w, ids), w.decode()[ids])
     assert weights.take(w, ids[:0]).shape == (0, 256)
     np.testing.assert_array_equal(weights.decode(w, slice(5, 131)), w.decode()[5:131])
+
+
+# -- products of the fast setting ----------------------------------------------------------------
+def whole_numbers(seed: int, *shape: int) -> np.ndarray:
+    """Small integers: sums of their products are exact in float32, in any order."""
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(5000, 30), (4096, 8), (40, 70), (33, 33), (1, 50), (50, 1)])
+@pytest.mark.parametrize("memory", [0, 1 << 30])
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_a_fast_product_has_every_column_in_its_place(shape: tuple[int, int], memory: int, rows: int) -> None:
+    """High matrices are kept in parts, wide ones by rows, and without memory none."""
+    w, x = whole_numbers(0, *shape), whole_numbers(1, rows, shape[1])
+    weights = WeightStore((), {}, Numeric(setting="fast"), memory)
+    tensor = Tensor.encode(w, Dtype("bf16"))
+    for _ in range(2):
+        np.testing.assert_array_equal(weights.project(x, tensor), x @ w.T)
+
+
+@pytest.mark.parametrize("memory", [0, 30_000, 1 << 30])
+def test_products_with_several_weights_stand_side_by_side(memory: int) -> None:
+    """There may be memory for all of them, for some, or for none."""
+    matrices = [whole_numbers(seed, height, 20) for seed, height in enumerate((300, 1, 7000, 64))]
+    tensors = tuple(Tensor.encode(matrix, Dtype("bf16")) for matrix in matrices)
+    x = whole_numbers(9, 2, 20)
+    weights = WeightStore((), {}, Numeric(setting="fast"), memory)
+    for _ in range(2):
+        np.testing.assert_array_equal(weights.project_all(x, tensors), x @ np.concatenate(matrices).T)

@@ -104,6 +104,24 @@ def test_the_geometry_of_a_ragged_pass() -> None:
     assert {array.dtype for array in (got.tokens, got.positions, got.kv_len, pages.indices, pages.write_page)} == {np.dtype(np.int32)}
 
 
+def test_slots_of_new_rows_that_follow_one_another_are_a_slice() -> None:
+    table = PageTable(4)
+    for sequence in (0, 1):
+        table.add(sequence)
+        table.grow(sequence, 3)
+    lengths = {0: 2, 1: 1}
+
+    def slots(*chunks: Chunk) -> slice | list[int]:
+        found = geometry(chunks, lengths, [table]).pages[0].write_slots
+        return found if isinstance(found, slice) else found.tolist()
+
+    assert slots(Chunk(0, [7])) == slice(2, 3)
+    assert slots(Chunk(1, [7, 7])) == slice(5, 7)
+    assert slots(Chunk(0, [7]), Chunk(1, [7, 7])) == [2, 5, 6]
+    assert slots(Chunk(1, [7]), Chunk(0, [7])) == [5, 2]
+    assert slots(Chunk(0, [])) == []
+
+
 def test_readouts_are_words_or_indices() -> None:
     assert Chunk(0, [5, 6, 7]).readout_indices() == [2]
     assert Chunk(0, []).readout_indices() == []

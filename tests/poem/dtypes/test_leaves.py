@@ -63,6 +63,19 @@ def test_every_byte_of_narrow_codes_decodes_low_bits_first(leaf: str, dtype: typ
         assert got[byte].tolist() == want, f"byte {byte:#04x}"
 
 
+@pytest.mark.parametrize("leaf", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_finite_codes_decode_by_their_bits_as_by_the_table(leaf: str, flushed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes without NaN and infinity are decoded by their bits, which are a subnormal float32 on the way: not where those are flushed."""
+    if flushed:
+        made = leaves._as_bfloat16(leaf)._replace(smallest=np.float32(0))
+        monkeypatch.setattr(leaves, "_as_bfloat16", lambda leaf: made)
+    values = np.array([value_of_code(leaf, code) for code in range(256)], np.float32)
+    codes = np.flatnonzero(np.isfinite(values)).astype(np.uint8)
+    for chosen in (codes, codes[:1], codes[-3:]):
+        assert bits(leaves.decode(chosen, leaf)) == bits(values[chosen])
+
+
 def test_byte_e4_holds_the_two_bit_codes_0_1_2_3() -> None:
     assert leaves.unpack(np.array([0xE4], np.uint8), 2).tolist() == [0, 1, 2, 3]
     assert leaves.pack(np.array([0, 1, 2, 3], np.uint8), 2).tolist() == [0xE4]
