@@ -532,7 +532,8 @@ def test_an_import_holds_little_more_than_its_largest_tensor(tmp_path: Path) -> 
         SETUP
         + """
 from poem.formats.declared import Src, Transpose
-weights = {"big": weight((2048, ROWS), "f32")} | {f"w.{i}": weight((ROWS // 8, 2048), {0: "u4g64", 4: "nvfp4"}.get(i % 8, "bf16")) for i in range(48)}
+quantised = {0: "u4g64", 4: "nvfp4"}
+weights = {"big": weight((2048, ROWS), "f32")} | {f"w.{i}": weight((ROWS // 8, 2048), quantised.get(i % 8, "bf16")) for i in range(48)}
 weights["joined"] = weight((ROWS // 4, 2048), "bf16")
 read = pairs((Transpose(Src("big"), (1, 0)), "big"), ("l.{i}", "w.{i}"), (["l.48", "l.49"], "joined"))
 plan = plan_import(open_checkpoint(sys.argv[1]), [package(weights, read)])
