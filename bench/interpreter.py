@@ -5,9 +5,10 @@
 
 Prints for each shape: milliseconds to prefill 128 tokens, milliseconds a decoded token, and seconds from starting a Python process
 to its first logits; for the interpreter (fast setting, native bf16) and for transformers' LlamaForCausalLM in f32 and in bf16; and
-the ratios transformers / interpreter (above 1: the interpreter is faster). The best of the repeats counts: other work on the
-machine only ever adds time. Where it never stops, `OMP_NUM_THREADS=1 python bench/interpreter.py --clock cpu` counts processor
-time of one thread instead. Needs the extra `oracles`.
+the ratios transformers / interpreter (above 1: the interpreter is faster). "Bare products" is the time of the model's matrix products
+alone, by NumPy on the same f32 matrices: less is not possible there, and for one row it is the time to read them from memory. The best
+of the repeats counts: other work on the machine only ever adds time. Where it never stops, `OMP_NUM_THREADS=1 python
+bench/interpreter.py --clock cpu` counts processor time of one thread instead. Needs the extra `oracles`.
 
 With `--weights`, the interpreter alone: a decoded token with the layers' matrices in each dtype, with decoded weights kept in f32 and
 without, beside bf16 kept in f32.
@@ -108,6 +109,33 @@ def graph(config: dict[str, Any], weights: dict[str, Any]) -> Any:
     return trace.graph()
 
 
+def bare_products(directory: Path) -> Callable[[list[int], bool], np.ndarray]:
+    """The products of the model and nothing else, with the matrices that a session of the fast setting keeps."""
+    import ml_dtypes
+
+    from interp.weights import factors
+    from poem.dtypes.tensor import Tensor
+
+    config = json.loads((directory / "config.json").read_text())
+    weights = {name: Tensor.of(array.view(ml_dtypes.bfloat16)) for name, array in np.load(directory / "weights.npz").items()}
+    steps = [
+        [f"{layer}.{name}" for name in names]
+        for layer in range(config["num_hidden_layers"])
+        for names in (("q", "k", "v"), ("o",), ("gate_up",), ("down",))
+    ]
+    layers = [factors(tuple(weights[name] for name in names), np.float32) for names in steps]
+    head = factors((weights["head"],), np.float32)
+
+    def step(tokens: list[int], fresh: bool) -> np.ndarray:
+        for matrices in layers:
+            x = np.ones((len(tokens), len(matrices[0])), np.float32)
+            for matrix in matrices:
+                x.dot(matrix)
+        return np.concatenate([np.ones((1, len(matrix)), np.float32).dot(matrix)[0] for matrix in head])
+
+    return step
+
+
 def original(directory: Path, dtype: str) -> Callable[[list[int], bool], np.ndarray]:
     """The same for transformers, in "float32" or "bfloat16"."""
     import torch
@@ -202,6 +230,7 @@ def measure(directory: Path, vocab: int, repeats: int, now: Callable[[], float])
     for name, logits in first.items():
         apart = np.abs(logits - exact).max() / np.abs(exact).max()
         assert apart < 0.1, f"{name} does not compute the same model: logits differ by {apart:.0%}"
+    steps["bare products"] = bare_products(directory)
     best = {name: {"prefill_ms": float("inf"), "decode_ms": float("inf")} for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
@@ -281,13 +310,14 @@ def main() -> None:
         print(json.dumps(report, indent=2))
         return
     measures = {"prefill_ms": f"prefill {PROMPT}, ms", "decode_ms": "decode, ms a token", "start_up_s": "start-up, s"}
-    print("| shape | measure | " + " | ".join(SIDES) + " | ratio f32 | ratio bf16 |")
-    print("|---|---|" + "---|" * (len(SIDES) + 2))
+    print("| shape | measure | " + " | ".join(SIDES) + " | ratio f32 | ratio bf16 | bare products |")
+    print("|---|---|" + "---|" * (len(SIDES) + 3))
     for shape, times in report.items():
         for key, label in measures.items():
             row = [times[side][key] for side in SIDES]
             ratios = [f"{theirs / row[0]:.2f}" for theirs in row[1:]]
-            print(f"| {shape} | {label} | " + " | ".join(f"{number:.2f}" for number in row) + " | " + " | ".join(ratios) + " |")
+            bare = f"{times['bare products'][key]:.2f}" if key in times["bare products"] else ""
+            print(f"| {shape} | {label} | " + " | ".join([*(f"{number:.2f}" for number in row), *ratios, bare]) + " |")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ class WeightStore:
             size = sum(w.size for w in weights) * np.dtype(self.numeric.real).itemsize
             fits = size <= self._free and not any(len(w.shape) != 2 or self._takes_codes(w) for w in weights)
             self._free -= size if fits else 0
-            found = self._factors[id(owner)] = owner, _factors(weights, self.numeric.real) if fits else None
+            found = self._factors[id(owner)] = owner, factors(weights, self.numeric.real) if fits else None
         return found[1]
 
     def _kept(self, w: Tensor) -> np.ndarray | None:
@@ -141,7 +141,7 @@ def _product(x: np.ndarray, factors: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([x.dot(factor) for factor in factors], axis=1)
 
 
-def _factors(weights: tuple[Tensor, ...], real: type) -> list[np.ndarray]:
+def factors(weights: tuple[Tensor, ...], real: type) -> list[np.ndarray]:
     """The transposes of matrices [M, K], one below the other, in the order in which BLAS reads them fastest for one row: runs as long as
     possible, that is columns, of at most `COLUMN` weights, or rows where a matrix is wider than high."""
     rows, columns = sum(w.shape[0] for w in weights), weights[0].shape[1]
