@@ -9,7 +9,7 @@ quicker BLAS calls that differ in the last bits of float32.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -32,14 +32,13 @@ class Numeric:
     real: np.float32 or np.float64, the type of every float array. exact, fast, casts: what the session was made with.
     """
 
-    __slots__ = ("_tiles", "casts", "exact", "fast", "real")
+    __slots__ = ("casts", "exact", "fast", "real")
 
     def __init__(self, mode: Mode = "native", setting: Setting = "reference", casts: bool = False) -> None:
         self.exact = mode == "exact"
         self.fast = setting == "fast"
         self.casts = casts or not self.exact
         self.real: Real = np.float64 if self.exact else np.float32
-        self._tiles: dict[tuple[int, int], int] = {}
 
     def round(self, array: np.ndarray, word: str) -> np.ndarray:
         """`array` as an op stores it in a value of dtype `word`: rounded to nearest even. Exact mode rounds nothing."""
@@ -61,7 +60,7 @@ class Numeric:
         if self.exact or self.fast:
             return np.matmul(x, w.swapaxes(-1, -2))
         rows, k = x.shape[-2:]
-        tile = self._row_tile(w)
+        tile = row_tile(*w.shape[-2:])
         padding = -rows % tile
         if padding:
             x = np.concatenate([x, np.zeros((*x.shape[:-2], padding, k), x.dtype)], axis=-2)
@@ -71,14 +70,14 @@ class Numeric:
         # Contiguous, whatever the number of tiles: NumPy reduces along strides in another order.
         return np.ascontiguousarray(y.reshape(*y.shape[:-3], -1, y.shape[-1])[..., :rows, :])
 
-    def _row_tile(self, w: np.ndarray) -> int:
-        """Rows of a tile for products with such a `w`: the most for which equal rows at all places gave equal bits."""
-        shape = w.shape[-2:]
-        if shape not in self._tiles:
-            matrix = np.random.default_rng(0).standard_normal(shape, np.float32)
-            row = np.random.default_rng(1).standard_normal((shape[1], 1), np.float32)
-            self._tiles[shape] = next(tile for tile in (*ROW_TILES, 1) if _places_agree(matrix, row, tile))
-        return self._tiles[shape]
+
+@cache
+def row_tile(m: int, k: int) -> int:
+    """Rows of a tile for products with a matrix [m, k]: the most for which equal rows at all places gave equal bits."""
+    multiples = np.arange((m + 1) * k, dtype=np.uint32)
+    multiples *= np.uint32(2654435769)  # 2**32 by the golden ratio: their fractions spread evenly, and need no random numbers
+    numbers = (multiples.astype(np.float32) * 2.0**-32 - 0.5).reshape(m + 1, k)
+    return next(tile for tile in (*ROW_TILES, 1) if _places_agree(numbers[:m], numbers[m:].T, tile))
 
 
 def _as_float64(array: np.ndarray) -> np.ndarray:
