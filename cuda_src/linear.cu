@@ -4,7 +4,8 @@
 //
 // F is the format of w (prelude/packed.cuh), X what x holds (bf16, or e4m3 codes with a scale for each run of 128 columns), MATH what the
 // tensor cores multiply, OUT what out holds. With ACT, w is [2 outputs, width], and out = act(gate) * up of the two halves, each rounded to
-// OUT first, as when the product is stored and read again.
+// OUT first, as when the product is stored and read again. So is the product before `bias`, where there is one, is added: one number for each
+// row of w.
 //
 // Which columns meet in an mma is free as long as both operands agree. Here a lane takes RUN consecutive columns out of SPAN = 4 RUN, for it then
 // reads codes as they lie in memory, in 4 to 16 bytes at a time, whatever their width.
@@ -52,8 +53,8 @@ template <class F, class X, class MATH> struct Walk {
 template <class F, class X, class MATH, class OUT, Activation ACT, int BM, int BN, int BK, int STAGES, int WARPS_M, int WARPS_N, bool SLICED>
 __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
     product(const X* __restrict__ x, const float* __restrict__ x_scale, const uint8_t* __restrict__ code, const typename F::Gain* __restrict__ gain,
-            const typename F::Gain* __restrict__ offset, const float* __restrict__ row_gain, OUT* __restrict__ out, float* partial, uint32_t* counters,
-            int rows, int outputs, int width, int scale_stride, int gain_stride, int slice) {
+            const typename F::Gain* __restrict__ offset, const float* __restrict__ row_gain, const OUT* __restrict__ bias, OUT* __restrict__ out,
+            float* partial, uint32_t* counters, int rows, int outputs, int width, int scale_stride, int gain_stride, int slice) {
   using Walk = Walk<F, X, MATH>;
   using Gain = typename F::Gain;
   constexpr bool SCALED_X = sizeof(X) == 1;
@@ -283,11 +284,12 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
   __syncthreads();
   auto finished = [&](int i, int j, int e) -> OUT {
     float v = sum[i][j][e];
-    if constexpr (F::ROW_GAIN) {
-      const int row = weight_row(wm + i * 16 + e / 2 * 8 + g);
-      v *= row < 0 ? 0.0f : row_gain[row];
-    }
-    return from_float<OUT>(v);
+    const int row = weight_row(wm + i * 16 + e / 2 * 8 + g);
+    if constexpr (F::ROW_GAIN) v *= row < 0 ? 0.0f : row_gain[row];
+    const OUT product = from_float<OUT>(v);
+    if constexpr (ACT == NO_ACTIVATION)
+      if (bias && row >= 0) return from_float<OUT>(to_float(product) + to_float(bias[row]));
+    return product;
   };
 #pragma unroll
   for (int i = 0; i < MT; i += ACT ? 2 : 1)

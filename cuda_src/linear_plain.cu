@@ -2,12 +2,14 @@
 //
 // What linear.cu leaves: f32 operands, which no tensor core multiplies as they are, f16, mixed dtypes, widths that are no multiple of 8.
 // The sum over k runs in order, one multiply-add after the other, so the bits of a row depend neither on the tile nor on the other rows.
+// `bias`, if it is not null, is added to the product as OUT holds it.
 #include "prelude.cuh"
 using namespace poem;
 
 // A block computes ROWS rows by 64 outputs, a thread MR by MC of them.
 template <class X, class W, class OUT, int ROWS, int MR, int MC> __global__ void __launch_bounds__(256)
-    product_plain(const X* __restrict__ x, const W* __restrict__ w, OUT* __restrict__ out, int rows, int outputs, int width) {
+    product_plain(const X* __restrict__ x, const W* __restrict__ w, const OUT* __restrict__ bias, OUT* __restrict__ out, int rows,
+                  int outputs, int width) {
   constexpr int OUTPUTS = 64, STEP = 16, TR = ROWS / MR, TC = OUTPUTS / MC;
   static_assert(TR * TC == 256, "each thread has its results");
   POEM_SHARED(float, xs, [STEP][ROWS + 4]);
@@ -43,6 +45,8 @@ template <class X, class W, class OUT, int ROWS, int MR, int MC> __global__ void
 #pragma unroll
     for (int j = 0; j < MC; ++j) {
       const int n = n0 + row * MR + i, m = m0 + column * MC + j;
-      if (n < rows && m < outputs) out[(int64_t)n * outputs + m] = from_float<OUT>(sum[i][j]);
+      if (n >= rows || m >= outputs) continue;
+      const OUT product = from_float<OUT>(sum[i][j]);
+      out[(int64_t)n * outputs + m] = bias ? from_float<OUT>(to_float(product) + to_float(bias[m])) : product;
     }
 }

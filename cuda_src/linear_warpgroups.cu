@@ -1,6 +1,6 @@
 // linear_warpgroups.cu: out = x w^T for many rows on sm_90a: TMA into a ring, wgmma out of it, one warpgroup that loads and two that multiply.
 //
-// T is bf16, or e4m3 with a scale of x and a gain of w for each 128 columns, by which sums are promoted to float32. OUT and ACT as in linear.cu.
+// T is bf16, or e4m3 with a scale of x and a gain of w for each 128 columns, by which sums are promoted to float32. OUT, ACT, bias as in linear.cu.
 // Tiles are 128 rows of x by BN rows of w by 128 bytes. Blocks stay and take tile after tile, eight rows of tiles at a time, so that neighbours in
 // time share rows of w and of x in the second-level cache, and the next tile loads while this one is stored.
 #include "prelude.cuh"
@@ -9,8 +9,8 @@ using namespace poem;
 template <class T, class OUT, Activation ACT, int BN, int STAGES>
 __global__ void __launch_bounds__(384, 1)
     product_by_warpgroups(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap out,
-                          const float* __restrict__ x_scale, const float* __restrict__ gain, int rows, int outputs, int width, int scale_stride,
-                          int gain_stride) {
+                          const float* __restrict__ x_scale, const float* __restrict__ gain, const OUT* __restrict__ bias, int rows, int outputs,
+                          int width, int scale_stride, int gain_stride) {
   constexpr bool FP8 = sizeof(T) == 1;
   constexpr int BM = 128, BK = 128 / sizeof(T), X_BYTES = BM * 128, STAGE = X_BYTES + BN * 128;
   constexpr int SCALES = FP8 ? (BM + BN) * 4 : 0;   // bytes of a step: of rows of x, then gains of rows of w
@@ -115,14 +115,15 @@ __global__ void __launch_bounds__(384, 1)
       for (int j = 0; j < BO / 8; ++j)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
+          const int column = j * 8 + lane % 4 * 2, r = warp * 16 + lane / 4 + h * 8;
           float v[2];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             v[e] = sum[j * 4 + h * 2 + e];
             if constexpr (ACT != NO_ACTIVATION)
               v[e] = activated<ACT>(to_float(from_float<OUT>(v[e]))) * to_float(from_float<OUT>(sum[R / 2 + j * 4 + h * 2 + e]));
+            else if (bias && m0 + column + e < outputs) v[e] = to_float(from_float<OUT>(v[e])) + to_float(bias[m0 + column + e]);
           }
-          const int column = j * 8 + lane % 4 * 2, r = warp * 16 + lane / 4 + h * 8;
           const uint32_t at = column / CHUNK * 8192 + swizzled<Swizzle::bytes128>(r * 128 + column % CHUNK * sizeof(OUT));
           if constexpr (sizeof(OUT) == 2) *reinterpret_cast<uint32_t*>(memory + staging_at + at) = pack<OUT>(v[0], v[1]);
           else *reinterpret_cast<float2*>(memory + staging_at + at) = make_float2(v[0], v[1]);

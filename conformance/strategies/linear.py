@@ -36,6 +36,12 @@ def lm_head(b: Build) -> None:
     b.call("linear.lm_head", *_operands(b))
 
 
+@strategy("matmul_bias", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+def matmul_bias(b: Build) -> None:
+    x, w = _operands(b)
+    b.call("elemwise.add_bias", b.gain(w.shape[0]), b.call("linear.matmul", x, w))
+
+
 @strategy("matmul_glu", weights=("", *QUANTISED))
 def matmul_glu(b: Build) -> None:
     inter = b.pick(16, 8, 136, 24)

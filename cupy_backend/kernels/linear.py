@@ -94,7 +94,8 @@ class Codes(NamedTuple):
 
 def matmul(
     x: Array | Codes, w: Mapping[str, Array], out: Array, *, dtype: Dtype, arch: str, batch_invariant: bool = False, act: str | None = None,
-    warpgroups: bool = False, scratch: Array | None = None, counters: Array | None = None, nodes: tuple[int, ...] = (),
+    bias: Array | None = None, warpgroups: bool = False, scratch: Array | None = None, counters: Array | None = None,
+    nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """out `[N, M]` (bf16 or f32) = x `[N, K]` (bf16) times the transpose of w `[M, K]`, whose planes `prepare` made.
 
@@ -103,6 +104,8 @@ def matmul(
     act: silu, gelu_tanh or gelu, for w `[2 M, K]` of gates over ups: out = act(gate) * up, where gate and up are rounded to out's dtype
     first. So it equals the product followed by the gated unit.
 
+    bias: `[M]` of out's dtype, added to the product after that is rounded; without act.
+
     warpgroups: let bf16 and e4m3tile128a8 products of many rows use TMA and wgmma on sm_90a, unless batch_invariant. Off until a
     device's self-test has shown that the emulator is right about them.
 
@@ -110,10 +113,11 @@ def matmul(
     where no kernel serves the shapes or dtypes.
     """
     (rows, width), outputs = x.shape, out.shape[1]
+    assert bias is None or (bias.dtype == out.dtype and act is None)
     if isinstance(x, Array) and linear_plain.serves(x.dtype, out.dtype, dtype, width):
         if act:
             raise _unsupported(f"a gated unit of products from {x.dtype} over {width} columns of {dtype}", "from bf16, by bf16")
-        return linear_plain.matmul(x, w["data"], out, nodes=nodes) if rows else []
+        return linear_plain.matmul(x, w["data"], out, bias=bias, nodes=nodes) if rows else []
     kernel = format_of(dtype)
     _check(x, out, kernel, dtype, act)
     if rows == 0:
@@ -132,7 +136,7 @@ def matmul(
     takes_warpgroups = warpgroups and not batch_invariant and (dtype.name == "bf16" or codes_meet)
     if takes_warpgroups and linear_warpgroups.serves(rows, outputs, arch=arch):
         code = w["data" if dtype.is_leaf else "code"]
-        return [*launches, linear_warpgroups.matmul(x, code, out, x_scale=x_scale, gain=w.get("gain"), act=act, nodes=nodes)]
+        return [*launches, linear_warpgroups.matmul(x, code, out, x_scale=x_scale, gain=w.get("gain"), act=act, bias=bias, nodes=nodes)]
     tile = chosen.tile
     kernel_name = instantiation(
         "product", kernel.name, type_of_x, "e4m3" if codes_meet else "bf16", OUT_TYPES[out.dtype], activation_name(act), tile.outputs,
@@ -148,7 +152,8 @@ def matmul(
         "x": reading(x), "x_scale": missing if x_scale is None else reading(x_scale),
         "code": reading(w["data" if dtype.is_leaf else "code"]),
         "gain": reading(w["gain"]) if kernel.group else missing, "offset": reading(w["offset"]) if kernel.has_offset else missing,
-        "row_gain": reading(w["row_gain"]) if kernel.row_gain else missing, "out": writing(out), "partial": partial,
+        "row_gain": reading(w["row_gain"]) if kernel.row_gain else missing, "bias": missing if bias is None else reading(bias),
+        "out": writing(out), "partial": partial,
         "counters": updating(counters) if chosen.splits > 1 and counters is not None else missing, "rows": Scalar(rows, "i32"),
         "outputs": Scalar(outputs, "i32"), "width": Scalar(width, "i32"), "scale_stride": Scalar(scale_stride, "i32"),
         "gain_stride": Scalar(w["gain"].shape[-1] if kernel.group else 0, "i32"), "slice": Scalar(chosen.slice, "i32"),

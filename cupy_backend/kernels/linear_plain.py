@@ -17,13 +17,17 @@ def serves(x: str, out: str, dtype: Dtype, width: int) -> bool:
     return dtype.name in TYPES and not taken
 
 
-def matmul(x: Array, w: Array, out: Array, *, nodes: tuple[int, ...] = ()) -> list[Launch]:
-    """out `[N, M]` = x `[N, K]` times the transpose of w `[M, K]`, each f32, bf16 or f16; summed in float32, in the order of k."""
+def matmul(x: Array, w: Array, out: Array, *, bias: Array | None = None, nodes: tuple[int, ...] = ()) -> list[Launch]:
+    """out `[N, M]` = x `[N, K]` times the transpose of w `[M, K]`, each f32, bf16 or f16; summed in float32, in the order of k.
+
+    bias `[M]`, of out's dtype, is added to the rounded product.
+    """
     (rows, width), outputs = x.shape, w.shape[0]
     tile = next((tile for tile in TILES if rows <= tile[0]), TILES[-1])
     sizes = {"rows": rows, "outputs": outputs, "width": width}
     arguments: dict[str, Argument] = {
-        "x": reading(x), "w": reading(w), "out": writing(out), **{name: Scalar(size, "i32") for name, size in sizes.items()},
+        "x": reading(x), "w": reading(w), "bias": Scalar(0, "u64") if bias is None else reading(bias), "out": writing(out),
+        **{name: Scalar(size, "i32") for name, size in sizes.items()},
     }  # fmt: skip
     kernel = f"product_plain<{type_of(x)}, {type_of(w)}, {type_of(out)}, {', '.join(map(str, tile))}>"
     grid = (-(-outputs // OUTPUTS), -(-rows // tile[0]), 1)

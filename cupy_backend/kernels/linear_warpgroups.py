@@ -21,13 +21,13 @@ def serves(rows: int, outputs: int, *, arch: str) -> bool:
 
 def matmul(
     x: Array, w: Array, out: Array, *, x_scale: Array | None = None, gain: Array | None = None, act: str | None = None,
-    nodes: tuple[int, ...] = (),
+    bias: Array | None = None, nodes: tuple[int, ...] = (),
 ) -> Launch:  # fmt: skip
     """out `[N, M]` = x `[N, K]` times the transpose of w `[M, K]`.
 
     Both are bf16, or both e4m3 codes, with the scales of x `[runs, N']` and the turned gains of w `[runs, M']`.
 
-    act: for w `[2 M, K]` of gates over ups, as in `linear.matmul`.
+    act, for w `[2 M, K]` of gates over ups, and bias: as in `linear.matmul`.
     """
     (rows, width), outputs = x.shape, out.shape[1]
     codes = x_scale is not None
@@ -45,6 +45,7 @@ def matmul(
         "w": TensorMap(replace(reading(w), shape=(outputs * (2 if act else 1), width), dtype=element), (written, inner)),
         "out": TensorMap(writing(out), (ROWS // 2, ROW_BYTES // size)),
         "x_scale": missing if x_scale is None else reading(x_scale), "gain": missing if gain is None else reading(gain),
+        "bias": missing if bias is None else reading(bias),
         "rows": Scalar(rows, "i32"), "outputs": Scalar(outputs, "i32"), "width": Scalar(width, "i32"),
         "scale_stride": Scalar(0 if x_scale is None else x_scale.shape[1], "i32"),
         "gain_stride": Scalar(0 if gain is None else gain.shape[1], "i32"),

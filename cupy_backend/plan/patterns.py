@@ -117,6 +117,19 @@ def _product_glu(uses: Uses, node: Node) -> tuple[int, ...] | None:
     return None if linear_plain.serves(*types, Dtype(weight.dtype), weight.shape[1]) else (node.id, gate.id)
 
 
+def _product_bias(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    if node.op not in PRODUCTS:
+        return None
+    adding = uses.only_reader(node.results[0])
+    return (node.id, adding.id) if adding is not None and adding.op == "elemwise.add_bias" and has_bias_alike(uses.graph, adding) else None
+
+
+def has_bias_alike(graph: Graph, adding: Node) -> bool:
+    """Whether the bias of an add_bias has the dtype of the result, as products add it."""
+    type = graph.values[adding.results[0]].type
+    return type is not None and graph.params[operand(adding, "bias").id].dtype == type.dtype
+
+
 def is_plain_glu(node: Node) -> bool:
     """Whether a glu has its gate and up projection in one operand, an activation that kernels have, and no limits."""
     limits = [node.attributes[name] for name in ("limit", "alpha", "beta", "up_cap")]
@@ -204,6 +217,10 @@ PATTERNS = (
     Pattern(
         "joined_matmul", "the three linear.matmul of one operand, with or without elemwise.add_bias, whose results go to one rope_append",
         "each product to its dtype, and each sum with a bias", _joined,
+    ),
+    Pattern(
+        "matmul_bias", "linear.matmul or linear.lm_head and the elemwise.add_bias of its result, by a bias of its dtype",
+        "the product to its dtype, then the sum", _product_bias,
     ),
     Pattern(
         "matmul_glu", "linear.matmul and the linear.glu of its result", "gate and up to their dtype, then the result to its dtype",

@@ -35,8 +35,8 @@ def product(x: np.ndarray, w: Tensor, **options: Any) -> Product:
 
 def product_of_planes(
     x: np.ndarray, dtype: Dtype, prepared: dict[str, np.ndarray], w_rows: int, *, out_dtype: type = np.float32, arch: str = "sm_90a",
-    batch_invariant: bool = False, act: str | None = None, warpgroups: bool = False, schedule: Schedule | None = None, fp8_bits: int = 13,
-    source: Path | None = None,
+    batch_invariant: bool = False, act: str | None = None, bias: np.ndarray | None = None, warpgroups: bool = False,
+    schedule: Schedule | None = None, fp8_bits: int = 13, source: Path | None = None,
 ) -> Product:  # fmt: skip
     memory = Memory(schedule or Schedule())
     memory.device.fp8_bits = fp8_bits
@@ -47,7 +47,8 @@ def product_of_planes(
     nbytes = linear.matmul_scratch(rows, outputs, width, dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act)
     launches = linear.matmul(
         memory.give("x", x), planes, memory.give("out", np.zeros((rows, outputs), out_dtype)), dtype=dtype, arch=arch,
-        batch_invariant=batch_invariant, act=act, warpgroups=warpgroups, scratch=memory.give("scratch", np.zeros(max(1, nbytes), np.uint8)),
+        batch_invariant=batch_invariant, act=act, bias=None if bias is None else memory.give("bias", bias),
+        warpgroups=warpgroups, scratch=memory.give("scratch", np.zeros(max(1, nbytes), np.uint8)),
         counters=memory.give("counters", np.zeros(linear_tables.COUNTERS, np.uint32)),
     )  # fmt: skip
     if source is not None:

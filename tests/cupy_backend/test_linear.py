@@ -142,6 +142,20 @@ def test_a_fused_gated_unit_equals_the_product_followed_by_the_unit(act, word, r
     np.testing.assert_array_equal(fused.view(np.uint16), memory["out"].view(np.uint16), err_msg=f"{act} {word} {rows}")
 
 
+@pytest.mark.parametrize("out_dtype", [np.float32, BF16])
+@pytest.mark.parametrize(("word", "rows", "outputs", "warpgroups"), [
+    ("bf16", 5, 83, False), ("bf16", 60, 80, False), ("e4m3row", 16, 80, False), ("e4m3tile128a8", 9, 144, False),
+    ("bf16", 130, 264, True), ("e4m3tile128a8", 130, 136, True),
+])  # fmt: skip
+def test_a_bias_is_added_to_the_product_as_it_would_be_stored(word, rows, outputs, warpgroups, out_dtype):
+    x, w = activations("normal", rows, 1024, 6), weight(word, outputs, 1024, 6)
+    bias = activations("uneven", 1, outputs, 7)[0].astype(out_dtype)
+    plain, biased = (product(x, w, out_dtype=out_dtype, warpgroups=warpgroups, bias=given_) for given_ in (None, bias))
+    assert biased.launches[-1].source == ("linear_warpgroups.cu" if warpgroups else "linear.cu")
+    want = (plain.out.astype(np.float32) + bias.astype(np.float32)).astype(out_dtype)
+    assert biased.out.tobytes() == want.tobytes(), f"{word} {rows}: differs first at {np.argwhere(biased.out != want)[:1].tolist()}"
+
+
 @pytest.mark.parametrize("word", ["bf16", "e4m3tile128a8"])
 @pytest.mark.parametrize("out_dtype", [np.float32, BF16])
 @settings(deadline=None, max_examples=3)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cupy_backend.kernels import linear, linear_plain
 from cupy_backend.launch import Array
 from poem.dtypes import Dtype
-from tests.cupy_backend.bounded import flavours, numbers, seeds, within_bound
+from tests.cupy_backend.bounded import DTYPES, flavours, numbers, seeds, within_bound
 from tests.cupy_backend.launching import Memory
 from tests.cupy_backend.running import schedules
 
@@ -39,6 +39,19 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(rows, seed):
         memory.run(linear_plain.matmul(memory.give("x", part), memory.give("w", w), memory.out("out", len(part), 33, dtype="f32")))
         found.append(memory["out"])
     np.testing.assert_array_equal(found[0][rows // 2], found[1][0])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_bias_is_added_to_the_product_as_it_would_be_stored(dtype):
+    x, w, bias = numbers(1, (9, 33), "f32"), numbers(2, (70, 33), "f32"), numbers(3, (70,), dtype, "large")
+    found = []
+    for added in (None, bias):
+        memory = Memory()
+        given_ = None if added is None else memory.give("bias", added)
+        out = memory.out("out", 9, 70, dtype=dtype)
+        memory.run(linear_plain.matmul(memory.give("x", x), memory.give("w", w), out, bias=given_))
+        found.append(memory["out"])
+    np.testing.assert_array_equal(found[1], (found[0].astype(np.float32) + bias.astype(np.float32)).astype(DTYPES[dtype]))
 
 
 def test_a_row_with_an_infinity_leaves_the_others_alone_and_is_no_nan_past_the_width():

@@ -95,6 +95,15 @@ def test_biases_of_joined_products_are_joined_too() -> None:
     assert [graph.nodes[id].op for id in joined.nodes] == ["linear.matmul", "elemwise.add_bias"] * 3
 
 
+def test_a_bias_of_another_dtype_than_its_product_is_added_by_itself() -> None:
+    for dtype, want in (("bf16", ["gather.embed", "matmul_bias"]), ("f32", ["gather.embed", "linear.matmul", "elemwise.add_bias"])):
+        made = Made()
+        y = made.call("gather.embed", made.tokens(), made.weight("embed", 32, 64), 32)
+        product = made.call("linear.matmul", y, made.weight("w", 128, 64))
+        graph, _ = made.graph("out", made.call("elemwise.add_bias", made.weight("bias", 128, dtype=dtype), product))
+        assert [group.pattern for group in grouped(graph)] == want
+
+
 def test_a_residual_that_is_read_again_is_not_overwritten() -> None:
     made = Made()
     y = made.call("gather.embed", made.tokens(), made.weight("embed", 32, 64), 32)

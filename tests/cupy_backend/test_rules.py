@@ -10,10 +10,20 @@ from cupy_backend.plan.rules import RULES
 from poem.errors import PoemErrors
 
 SHELVES = ("elemwise", "gather", "sampling")
-OTHERS = ("linear.matmul", "linear.glu", "linear.gelu_tanh", "attn.logit_softcap", "add_rmsnorm", "rmsnorm_codes", "add_rmsnorm_codes")
+OTHERS = (
+    "linear.matmul",
+    "matmul_bias",
+    "linear.glu",
+    "linear.gelu_tanh",
+    "attn.logit_softcap",
+    "add_rmsnorm",
+    "rmsnorm_codes",
+    "add_rmsnorm_codes",
+)
 # What the rules refuse, and examples may ask for.
 REFUSED = {
     "linear.matmul": "no matrix product serves this",
+    "matmul_bias": "no matrix product serves this",
     "elemwise.rope": "changes frequencies with the length of a sequence",
     "elemwise.rope_axes": "has this form",
     "gather.embed_weighted": "no gather kernel serves this",

@@ -6,7 +6,7 @@ from cupy_backend.kernels import elemwise, linear
 from cupy_backend.kernels.linear_tables import COUNTERS
 from cupy_backend.launch import Array
 from cupy_backend.plan.lowering import VALUE, Lowered, Lowering
-from cupy_backend.plan.patterns import Group, operand
+from cupy_backend.plan.patterns import Group, has_bias_alike, operand
 from cupy_backend.plan.prepare import PRODUCT
 from cupy_backend.plan.record import Columns
 from cupy_backend.plan.rules.registry import node_of, rule
@@ -18,6 +18,13 @@ from poem.graph import Node, Param
 def _matmul(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
     return _product(lowering, group, _activations(lowering, node), [lowering.param(node, "w")], lowering.new(node.results[0]))
+
+
+@rule("matmul_bias")
+def _matmul_bias(lowering: Lowering, group: Group) -> Lowered:
+    product, adding = node_of(lowering, group, 0), node_of(lowering, group, 1)
+    bias, out = lowering.weight(lowering.param(adding, "bias"))["data"], lowering.new(adding.results[0])
+    return _product(lowering, group, _activations(lowering, product), [lowering.param(product, "w")], out, bias=bias)
 
 
 @rule("matmul_glu")
@@ -37,13 +44,16 @@ def _activations(lowering: Lowering, node: Node) -> Array | linear.Codes:
 def _joined_matmul(lowering: Lowering, group: Group) -> Lowered:
     nodes = [lowering.graph.nodes[id] for id in group.nodes]
     products = [node for node in nodes if node.op == "linear.matmul"]
-    made = _side_by_side(lowering, products)
-    found = _product(lowering, group, _activations(lowering, products[0]), [lowering.param(node, "w") for node in products], made)
+    x, weights = _activations(lowering, products[0]), [lowering.param(node, "w") for node in products]
     biases = {operand(node, "x").id: node for node in nodes if node.op == "elemwise.add_bias"}
     biased = [biases[product.results[0]] for product in products if product.results[0] in biases]
     if not biased:
-        return found
+        return _product(lowering, group, x, weights, _side_by_side(lowering, products))
     bias = lowering.weight(*(lowering.param(node, "bias") for node in biased))["data"]
+    if all(has_bias_alike(lowering.graph, node) for node in biased):
+        return _product(lowering, group, x, weights, _side_by_side(lowering, biased), bias=bias)
+    made = _side_by_side(lowering, products)
+    found = _product(lowering, group, x, weights, made)
     launches = elemwise.elementwise("Add", [made, bias], _side_by_side(lowering, biased), arch=lowering.options.arch, nodes=group.nodes)
     return Lowered([*found.launches, *launches], found.flops, found.touched)
 
@@ -62,8 +72,11 @@ def _side_by_side(lowering: Lowering, nodes: list[Node]) -> Array:
     return array
 
 
-def _product(lowering: Lowering, group: Group, x: Array | linear.Codes, params: list[Param], out: Array, act: str | None = None) -> Lowered:
-    """out = x times the joined rows of the params, or the gated unit of that."""
+def _product(
+    lowering: Lowering, group: Group, x: Array | linear.Codes, params: list[Param], out: Array, act: str | None = None,
+    bias: Array | None = None,
+) -> Lowered:  # fmt: skip
+    """out = x times the joined rows of the params, plus a bias, or the gated unit of the product."""
     options, dtype = lowering.options, Dtype(params[0].dtype)
     arch, batch_invariant = options.arch, options.batch_invariant
     size = linear.matmul_scratch(
@@ -72,7 +85,7 @@ def _product(lowering: Lowering, group: Group, x: Array | linear.Codes, params: 
     )  # fmt: skip
     counters = lowering.table("counters", "u32", lambda: np.zeros(COUNTERS, np.uint32))
     launches = linear.matmul(
-        x, lowering.weight(*params, prepare=PRODUCT), out, dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act,
+        x, lowering.weight(*params, prepare=PRODUCT), out, dtype=dtype, arch=arch, batch_invariant=batch_invariant, act=act, bias=bias,
         warpgroups=options.warpgroups, scratch=lowering.scratch(size) if size else None, counters=counters, nodes=group.nodes,
     )  # fmt: skip
     rows = sum(param.shape[0] for param in params)
