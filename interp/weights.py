@@ -35,6 +35,7 @@ class WeightStore:
         self._decoded: dict[int, tuple[Tensor, np.ndarray]] = {}  # by id of the tensor, which is held so that the id stays its own
         # By id too: what a row is multiplied by in the fast setting, matrices [K, M_i] that give the columns of the product in turn.
         self._factors: dict[int, tuple[Any, list[np.ndarray] | None]] = {}
+        self._runs: dict[int, tuple[Tensor, np.ndarray | None]] = {}  # the same for weights that take activation codes
 
     def tensor(self, param: Param) -> Tensor:
         """The stored tensor of a param. Raises PoemError (`run.weight`) if it is missing or not what the graph wants."""
@@ -107,6 +108,16 @@ class WeightStore:
             found = self._factors[id(owner)] = owner, factors(weights, self.numeric.real) if fits else None
         return found[1]
 
+    def _runs_of(self, w: Tensor) -> np.ndarray | None:
+        """The codes of an a8 weight as numbers, by runs; None if there is no memory for it."""
+        found = self._runs.get(id(w))
+        if found is None:
+            size = w.size * 4
+            fits = size <= self._free
+            self._free -= size if fits else 0
+            found = self._runs[id(w)] = w, activation.runs_of(w) if fits else None
+        return found[1]
+
     def _kept(self, w: Tensor) -> np.ndarray | None:
         if id(w) not in self._decoded:
             size = w.size * np.dtype(self.numeric.real).itemsize
@@ -125,6 +136,9 @@ class WeightStore:
     def _project_codes(self, codes: np.ndarray, scales: np.ndarray, w: Tensor, rows: slice | None) -> np.ndarray:
         """Products of activation codes with a matrix or a bank in tiles of 128 x 128 (see `activation.contract`)."""
         taken, matmul = rows or slice(None), self.numeric.matmul
+        runs = self._runs_of(w) if self.numeric.fast and rows is None and len(w.shape) == 2 else None
+        if runs is not None:
+            return activation.contract_runs(codes, scales, runs, w.planes["gain"])
         if len(w.shape) == 2:
             return activation.contract(codes, scales, w, rows=taken, matmul=matmul)
         planes = [{path: plane[expert] for path, plane in w.planes.items()} for expert in range(w.shape[0])[taken]]

@@ -75,6 +75,29 @@ def contract(
     return total
 
 
+def runs_of(weight: Tensor) -> np.ndarray:
+    """The values of the codes of a weight `[N, K]`, for `contract_runs`: float32 `[runs, RUN, N]`, zero past K."""
+    rows, columns = weight.shape
+    runs = np.zeros((-(-columns // RUN), RUN, rows), np.float32)
+    flat = runs.reshape(-1, rows)
+    step = max(1, STRIP // columns)
+    for first in range(0, rows, step):
+        flat[:columns, first : first + step] = leaves.decode(weight.planes["code"][first : first + step], "e4m3").T
+    return runs
+
+
+def contract_runs(codes: np.ndarray, scales: np.ndarray, runs: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """What `contract` computes, from `runs_of` a weight and its gains, one for each tile. Sums inside a run take any order."""
+    activations: np.ndarray = np.zeros((len(codes), len(runs) * RUN), np.float32)
+    activations[:, : codes.shape[1]] = leaves.decode(codes, "e4m3")
+    total = np.zeros((len(codes), runs.shape[2]), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for run, values in enumerate(runs):
+            product = activations[:, run * RUN : (run + 1) * RUN].dot(values)
+            total += (product * scales[:, run, None]) * np.repeat(gains[:, run], RUN)[: runs.shape[2]]
+    return total
+
+
 def _runs(matrix: np.ndarray) -> np.ndarray:
     """[rows, runs * RUN] as [runs, rows, RUN]."""
     return matrix.reshape(len(matrix), matrix.shape[1] // RUN, RUN).swapaxes(0, 1)

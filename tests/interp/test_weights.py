@@ -42,11 +42,15 @@ def a8_by_steps(x: np.ndarray, w: Tensor, exact: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(130, 200), (256, 128), (64, 300)])
-def test_an_a8_product_sums_runs_of_exact_products_in_f32(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("setting", ["reference", "fast"])
+@pytest.mark.parametrize("memory", [0, 1 << 30])
+def test_an_a8_product_sums_runs_of_exact_products_in_f32(shape: tuple[int, int], setting: str, memory: int) -> None:
     rng = np.random.default_rng(shape[1])
     w = Tensor.encode(rng.standard_normal(shape).astype(np.float32), A8)
     x = rng.standard_normal((5, shape[1])).astype(np.float32)
-    got = store().project(x, w)
+    weights = WeightStore((), {}, Numeric(setting=setting), memory)  # type: ignore[arg-type]
+    got = weights.project(x, w)
+    np.testing.assert_array_equal(weights.project(x, w), got)
     want = a8_by_steps(x, w, exact=False)
     # The sum inside a run is rounded at most 128 times, each by 2^-24 of the run's magnitude.
     magnitude = a8_by_steps(np.abs(x), Tensor(w.dtype, w.shape, {**w.planes, "code": w.planes["code"] & 0x7F}), exact=True)
