@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ STAGES = (
     Stage("model", "whole models with random weights", 70, 40),
     Stage("sanitizer", "compute-sanitizer on small shapes", 60, 40),
 )
+COMPILING = 60  # seconds at most before the first stage; what is late is compiled as it is launched
 REHEARSAL = 20  # how many times as long the emulator may take
 
 
@@ -67,16 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = report.result_of(found, "facts", "device")
     found["device"], found["arch"] = device.get("device"), device.get("arch", ARCH)
     if given.device == "cuda":
-        found["compiled"] = compiled(chosen, found["arch"])
-    found["stages"] += [_watched(each, given, deadline) for each in chosen if each.name != "facts"]
-    found["seconds"] = time.monotonic() - start
+        found["compiled"] = compiled(chosen, found["arch"], COMPILING)
     path = Path(given.output) if given.output else RESULTS / f"{_file_name(found['device'] or 'unknown')}-{started:%Y-%m-%d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    _keep(found, path, start)
+    for each in chosen:
+        if each.name != "facts":
+            found["stages"].append(_watched(each, given, deadline))
+            _keep(found, path, start)
     for line in report.as_lines(found):
         print(line)
     print(f"\n{path}")
     return int(report.failed(found))
+
+
+def _keep(found: dict[str, Any], path: Path, start: float) -> None:
+    """Writes the report as it stands: what ends the whole run leaves what there is."""
+    found["seconds"] = time.monotonic() - start
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,21 +123,25 @@ def _child(given: argparse.Namespace) -> int:
         return stage.run_cases(cases, set(json.loads(given.skip)), out, machine.release)
 
 
-def compiled(chosen: Iterable[Stage], arch: str) -> dict[str, Any]:
-    """Compiles what the stages launch. What does not compile is told, and left to the stage."""
+def compiled(chosen: Iterable[Stage], arch: str, seconds: float | None = None) -> dict[str, Any]:
+    """Compiles what the stages launch, as far as time allows. What does not compile is told, and left to the stage."""
     start = time.monotonic()
-    wanted: set[tuple[str, str]] = set()
+    wanted: dict[tuple[str, str, str], None] = {}
     failures: list[tuple[str, str]] = []
-    for each in chosen:
+    for each in sorted(chosen, key=lambda each: each.name == "conformance"):  # which launches the most kernels, each a few times
         try:
-            wanted |= {(launch.source, launch.kernel) for launch in each.module().launches(arch)}
+            wanted |= dict.fromkeys((launch.source, launch.kernel, arch) for launch in each.module().launches(arch))
         except Exception as fault:
             failures.append((each.name, stage.described(fault)["message"]))
     _say(f"compiling {len(wanted)} kernels for {arch}")
-    jobs = [(source, kernel, arch) for source, kernel in sorted(wanted)]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
-        refused = [refusal for refusal in pool.map(_compile, jobs) if refusal is not None]
-    return {"kernels": len(wanted) - len(refused), "seconds": time.monotonic() - start, "failed": failures + refused}
+        done, late = wait([pool.submit(_compile, kernel) for kernel in wanted], seconds)
+        for future in late:
+            future.cancel()
+    refused = [refusal for refusal in (future.result() for future in done) if refusal is not None]
+    return {
+        "kernels": len(done) - len(refused), "late": len(late), "seconds": time.monotonic() - start, "failed": failures + sorted(refused),
+    }  # fmt: skip
 
 
 def _told(found: dict[str, Any]) -> dict[str, Any]:
@@ -138,12 +151,12 @@ def _told(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _compile(job: tuple[str, str, str]) -> tuple[str, str] | None:
-    source, kernel, arch = job
+def _compile(kernel: tuple[str, str, str]) -> tuple[str, str] | None:
+    source, name, arch = kernel
     try:
-        cubin_cache.get(source, [kernel], arch)
+        cubin_cache.get(source, [name], arch)
     except PoemError as fault:
-        return f"{source}: {kernel}", fault.message
+        return f"{source}: {name}", fault.message
     return None
 
 

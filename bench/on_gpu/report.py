@@ -1,7 +1,7 @@
 """The report of `bench.gpu`: its JSON and its tables.
 
     {"format": 1, "started": "2026-11-30T12:00:00+00:00", "seconds": 281.0, "command": ["--only", ...], "device": "NVIDIA H200",
-     "arch": "sm_90a", "compiled": {"kernels": 212, "seconds": 9.1, "failed": []},
+     "arch": "sm_90a", "compiled": {"kernels": 212, "late": 0, "seconds": 9.1, "failed": []},
      "stages": [{"name": "kernels", "title": ..., "budget": 80, "seconds": 61.2, "error": null or a fault,
                  "cases": [{"name": ..., "seconds": 1.2, "result": {...}} or {..., "error": a fault} or {..., "skipped": "why"}]}]}
 
@@ -40,7 +40,8 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{report['device'] or 'no device'}, {report['arch']}, {report['seconds']:.0f} s"
     compiled = report.get("compiled")
     if compiled:
-        yield f"compiled {compiled['kernels']} kernels in {compiled['seconds']:.1f} s"
+        late = f", {compiled['late']} were late" if compiled["late"] else ""
+        yield f"compiled {compiled['kernels']} kernels in {compiled['seconds']:.1f} s{late}"
         yield from (f"  {kernel}: {message}" for kernel, message in compiled["failed"])
     copied = result_of(report, "facts", "copy").get("value") or COPY
     for stage in report["stages"]:

@@ -35,7 +35,7 @@ def test_without_a_gpu_all_is_compiled_and_one_sentence_says_that_nothing_was_me
 
     def compiled(stages: list[stage.Stage], arch: str) -> dict[str, Any]:
         asked.append([arch, *(each.name for each in stages)])
-        return {"kernels": 7, "seconds": 1.0, "failed": []}
+        return {"kernels": 7, "late": 0, "seconds": 1.0, "failed": []}
 
     monkeypatch.setattr(gpu, "compiled", compiled)
     monkeypatch.setitem(sys.modules, "cupy", None)
@@ -57,8 +57,20 @@ def test_what_stages_launch_is_compiled_and_what_does_not_compile_is_told(monkey
     monkeypatch.setattr(kernels, "launches", lambda arch: [good, bad, good])
     unplanned = stage.Stage("nowhere", "a stage whose module is missing", 1, 1)
     found = gpu.compiled([stage.Stage("kernels", "", 1, 1), unplanned], "sm_90a")
-    assert found["kernels"] == 1
+    assert (found["kernels"], found["late"]) == (1, 0)
     assert {name for name, _ in found["failed"]} == {"nowhere", "selftest.cu: nothing<>"}
+
+
+def test_compiling_stops_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.cupy_backend.compiling import compiler
+
+    compiler()
+    many = [Launch("selftest.cu", f"logic<{table}>", (1, 1, 1), (32, 1, 1), {}) for table in range(200, 240)]
+    monkeypatch.setattr(kernels, "launches", lambda arch: many)
+    found = gpu.compiled([stage.Stage("kernels", "", 1, 1)], "sm_80", 0.0)
+    assert found["late"] > 0
+    assert found["kernels"] + found["late"] == len(many)
+    assert not found["failed"]
 
 
 def test_the_emulator_rehearses_a_run(tmp_path: Path) -> None:

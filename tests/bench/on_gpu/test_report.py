@@ -13,7 +13,7 @@ TIMED = {
 }  # fmt: skip
 REPORT: dict[str, Any] = {
     "format": 1, "started": "2026-11-30T12:00:00+00:00", "seconds": 200.0, "command": [], "device": "NVIDIA H200", "arch": "sm_90a",
-    "compiled": {"kernels": 212, "seconds": 9.14, "failed": []},
+    "compiled": {"kernels": 212, "late": 0, "seconds": 9.14, "failed": []},
     "stages": [
         {"name": "facts", "title": "the device", "budget": 30, "seconds": 4.0, "error": None, "cases": [
             {"name": "copy", "seconds": 1.0, "result": {"unit": "TB/s", "value": 4.3}},
