@@ -1,28 +1,31 @@
 """Every kernel for every architecture, without a GPU: does it compile, what does it take, does it use the instructions it is meant to?
 
-python -m cupy_backend.compile_matrix            all representative launches, all architectures, every NVRTC that is installed
-python -m cupy_backend.compile_matrix elemwise   those of one file
+python -m cupy_backend.compile_matrix               all instantiations, all architectures, every NVRTC that is installed
+python -m cupy_backend.compile_matrix linear norms  those of these files
+python -m cupy_backend.compile_matrix --tested      what the tests compile, see `tested`
 """
 
+import argparse
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from cupy_backend import cubin_cache, nvrtc
+from cupy_backend import budgets, cubin_cache, instantiations, nvrtc
+from cupy_backend.budgets import BUDGETS, Budget
 from cupy_backend.errors import KernelError
-from cupy_backend.kernels import elemwise, norms, rope
-from cupy_backend.launch import Array, Launch
-from cupy_backend.nvrtc import Nvrtc, Resources
+from cupy_backend.launch import Launch
+from cupy_backend.nvrtc import Compiled, Nvrtc, Resources
+from cupy_backend.plan import ARCHS
 
 INSTALL_DISASSEMBLER = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 WARP = 32
@@ -30,6 +33,8 @@ REGISTER_UNIT = 256  # registers are given to a warp in pieces of this size
 RESERVED_SHARED = 1 << 10  # of a block's shared memory, taken by the system
 # What ptxas says when it gives up on running wgmma asynchronously or on a warpgroup's register budget.
 COMPLAINTS = ("Potential Performance Loss", "setmaxnreg ignored")
+PROGRAM = 16  # instantiations that are compiled together: what they have in common is read once, and processes share the work evenly
+TESTED_WHOLLY = "sm_90a"  # which has most kernels
 
 
 class Limits(NamedTuple):
@@ -49,34 +54,6 @@ LIMITS = {
     "sm_90a": Limits(64, 32, 65536, 228 << 10, 227 << 10),
     "sm_100a": Limits(64, 32, 65536, 228 << 10, 227 << 10),
     "sm_120a": Limits(48, 24, 65536, 100 << 10, 99 << 10),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What a kernel may take at most, and what it must have.
-
-    occupancy: of the warps a multiprocessor can hold, the part that must fit. instructions: mnemonics that its machine code must contain.
-    architectures: for which it is written.
-    """
-
-    registers: int = 255
-    spilled: int = 0
-    occupancy: float = 0.0
-    instructions: tuple[str, ...] = ()
-    architectures: tuple[str, ...] = tuple(LIMITS)
-
-
-# By the file and the beginning of the instantiation; the longest match counts.
-BUDGETS: dict[str, Budget] = {
-    # One pass over memory: as many loads under way as possible, each of 16 bytes.
-    "elemwise.cu": Budget(registers=64, occupancy=0.5),
-    "rope.cu": Budget(registers=64, occupancy=0.5),
-    "rope.cu rope<bf16, int, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
-    "norms.cu": Budget(registers=64, occupancy=0.5),
-    "norms.cu add_rmsnorm<bf16, bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
-    "norms.cu rmsnorm<bf16, bf16, 8": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128")),
-    "elemwise.cu elementwise<Glu<SILU>, 8, bf16": Budget(registers=64, occupancy=0.5, instructions=("LDG.E.128", "STG.E.128", "MUFU.EX2")),
 }
 
 
@@ -101,13 +78,6 @@ class Report(NamedTuple):
         )
 
 
-def budget_of(launch: Launch, budgets: Mapping[str, Budget]) -> Budget:
-    """The budget of a launch's kernel, by the longest entry that it begins with."""
-    name = f"{Path(launch.source).name} {launch.kernel}"
-    matches = [key for key in budgets if name.startswith(key)]
-    return budgets[max(matches, key=len)] if matches else Budget()
-
-
 def resident_blocks(used: Resources, threads: int, dynamic_shared: int, arch: str) -> int:
     """How many blocks of a launch a multiprocessor of `arch` holds at once."""
     limits = LIMITS[arch]
@@ -119,42 +89,95 @@ def resident_blocks(used: Resources, threads: int, dynamic_shared: int, arch: st
     return min(limits.blocks, limits.warps // warps, limits.registers // (per_warp * warps), limits.shared // (shared + RESERVED_SHARED))
 
 
-def check(
-    launches: Iterable[Launch], arch: str, compiler: Nvrtc, budgets: Mapping[str, Budget] = BUDGETS, *, disassemble: bool = True
-) -> list[Report]:
-    """Compiles the launches' kernels for `arch`, those of one file together, and compares each with its budget.
+# -- what is compiled --------------------------------------------------------------------------
+def everything(arch: str) -> list[Launch]:
+    """All instantiations for `arch`."""
+    return [*instantiations.shipped(arch), *instantiations.others(arch)]
 
-    Launches whose budget leaves `arch` out are passed over. Instructions are looked for if `disassemble`, where the disassembler is
-    installed. KernelError if one does not compile.
+
+def tested(arch: str, newest: bool) -> list[Launch]:
+    """What the tests compile, by the newest NVRTC or another one: in all about six minutes of one core.
+
+    The newest compiles for `TESTED_WHOLLY` all that shipped models need. For other architectures, and of what else there is, it compiles
+    each template once with each first argument: a format, a function or a dtype. Other compilers compile each template once.
+    """
+    if not newest:
+        return one_of_each(everything(arch))
+    if arch != TESTED_WHOLLY:
+        return one_of_each(everything(arch), arguments=1)
+    return [*instantiations.shipped(arch), *one_of_each(instantiations.others(arch), arguments=1)]
+
+
+def one_of_each(launches: Iterable[Launch], *, arguments: int = 0) -> list[Launch]:
+    """Of each template, or of each with the same first `arguments` arguments, the launch that takes most shared memory."""
+    found: dict[tuple[str, ...], Launch] = {}
+    for launch in launches:
+        key = (launch.source, *_template(launch.kernel)[: 1 + arguments])
+        if key not in found or found[key].shared < launch.shared:
+            found[key] = launch
+    return list(found.values())
+
+
+def _template(kernel: str) -> list[str]:
+    """The name of a template and its arguments: `product`, `Affine<4, 64>`, `bf16` of `product<Affine<4, 64>, bf16>`."""
+    parts, depth = [""], 0
+    for letter in kernel.replace(", ", ","):
+        depth += (letter == "<") - (letter == ">")
+        if depth == 1 and letter in "<,":
+            parts.append("")
+        elif depth or letter != ">":
+            parts[-1] += letter
+    return parts
+
+
+def programs(launches: Iterable[Launch]) -> list[list[Launch]]:
+    """Launches that are compiled together: of one file, at most `PROGRAM` kernels."""
+    by_source: dict[str, list[Launch]] = {}
+    for launch in sorted(launches, key=lambda launch: (launch.source, launch.kernel, launch.shared)):
+        by_source.setdefault(launch.source, []).append(launch)
+    return [group[start : start + PROGRAM] for group in by_source.values() for start in range(0, len(group), PROGRAM)]
+
+
+# -- how it is judged --------------------------------------------------------------------------
+def check(
+    launches: Iterable[Launch], arch: str, compiler: Nvrtc, limits: Sequence[Budget] = BUDGETS, *, disassemble: bool = True
+) -> list[Report]:
+    """Compiles the launches' kernels for `arch` and compares each with its budget, in the order of `programs`.
+
+    Instructions are looked for if `disassemble`, where the disassembler is installed. KernelError if one does not compile.
     """
     reports = []
-    by_source: dict[str, list[tuple[Launch, Budget]]] = {}
-    for launch in launches:
-        budget = budget_of(launch, budgets)
-        if arch in budget.architectures:
-            by_source.setdefault(launch.source, []).append((launch, budget))
-    for source, group in by_source.items():
-        compiled = cubin_cache.get(source, [launch.kernel for launch, _ in group], arch, compiler)
-        code = machine_code(compiled.cubin) if disassemble and any(budget.instructions for _, budget in group) else None
-        for launch, budget in group:
-            used = compiled.resources[launch.kernel]
-            threads = launch.block[0] * launch.block[1] * launch.block[2]
-            blocks = resident_blocks(used, threads, launch.shared, arch)
-            occupancy = blocks * -(-threads // WARP) / LIMITS[arch].warps
-            faults = []
-            if used.registers > budget.registers:
-                faults.append(f"more than {budget.registers} registers")
-            if used.spilled > budget.spilled:
-                faults.append(f"more than {budget.spilled} bytes spilled")
-            if blocks == 0:
-                faults.append("no block fits a multiprocessor")
-            elif occupancy < budget.occupancy:
-                faults.append(f"less than {budget.occupancy:.0%} occupancy")
-            faults += [f"ptxas: {complaint}" for complaint in COMPLAINTS if complaint in compiled.log]
-            if code is not None:
-                faults += [f"no {name}" for name in budget.instructions if name not in code.get(compiled.names[launch.kernel], "")]
-            reports.append(Report(launch, arch, compiler.version, used, occupancy, tuple(faults)))
+    for program in programs(launches):
+        compiled = cubin_cache.get(program[0].source, [launch.kernel for launch in program], arch, compiler)
+        kept = [budgets.of(launch, arch, limits) for launch in program]
+        code = machine_code(compiled.cubin) if disassemble and any(budget.instructions for budget in kept) else None
+        reports += [_judged(launch, budget, arch, compiler, compiled, code) for launch, budget in zip(program, kept, strict=True)]
     return reports
+
+
+def _judged(launch: Launch, budget: Budget, arch: str, compiler: Nvrtc, compiled: Compiled, code: dict[str, str] | None) -> Report:
+    used, name = compiled.resources[launch.kernel], compiled.names[launch.kernel]
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    blocks = resident_blocks(used, threads, launch.shared, arch)
+    occupancy = blocks * -(-threads // WARP) / LIMITS[arch].warps
+    faults = []
+    if used.registers > budget.registers:
+        faults.append(f"more than {budget.registers} registers")
+    if used.spilled > budget.spilled:
+        faults.append(f"more than {budget.spilled} bytes spilled")
+    if blocks == 0:
+        faults.append("no block fits a multiprocessor")
+    elif occupancy < budget.occupancy:
+        faults.append(f"less than {budget.occupancy:.0%} occupancy")
+    if blocks * launch.shared < budget.under_way:
+        faults.append(f"less than {budget.under_way} bytes under way")
+    of_others = set(compiled.names.values()) - {name}
+    for line in compiled.log.splitlines():
+        if any(complaint in line for complaint in COMPLAINTS) and not any(f"'{other}'" in line for other in of_others):
+            faults.append(f"ptxas: {line.strip()}")
+    if code is not None:
+        faults += [f"no {instruction}" for instruction in budget.instructions if instruction not in code.get(name, "")]
+    return Report(launch, arch, compiler.version, used, occupancy, tuple(faults))
 
 
 @lru_cache
@@ -187,69 +210,50 @@ def machine_code(cubin: bytes) -> dict[str, str] | None:
     return {name: body for name, _, body in (part.partition("\n") for part in parts)}
 
 
-def representative() -> list[Launch]:
-    """Launches with the shapes of real models, and the odd shapes that choose other instantiations."""
-    launches: list[Launch] = []
-    rows = 4
-
-    def array(name: str, *shape: int, dtype: str = "bf16") -> Array:
-        return Array(name, "read", shape, dtype)
-
-    rows_of_norms = [
-        (4096, "bf16", "bf16", False), (5376, "bf16", "f32", True), (576, "f32", "f32", False), (1001, "f16", "f16", False),
-        (65536, "bf16", "bf16", False),
-    ]  # fmt: skip
-    for width, dtype, gain_dtype, plus_one in rows_of_norms:
-        x, w, out = array("x", rows, width, dtype=dtype), array("w", width, dtype=gain_dtype), array("out", rows, width, dtype=dtype)
-        residual = None if plus_one else array("residual", rows, width, dtype=dtype)
-        launches += norms.rmsnorm(x, w, out, eps=1e-6, plus_one=plus_one, residual=residual)
-    for head_dim, plus_one in ((128, False), (96, True), (2048, False)):
-        x, gain = array("x", rows, 8 * head_dim), array("w", head_dim)
-        launches += norms.rmsnorm(x, gain, x, size=head_dim, eps=1e-6, plus_one=plus_one)
-        launches += norms.rmsnorm_gated(x, x, gain, x, size=head_dim, eps=1e-6, act="silu", gate_first=plus_one)
-    x, gain, codes, scales = (
-        array("x", rows, 4096),
-        array("w", 4096),
-        array("codes", rows, 4096, dtype="u8"),
-        array("scales", 32, rows, dtype="f32"),
-    )
-    for residual in (None, x):
-        launches += norms.rmsnorm_codes(x, gain, codes, scales, eps=1e-6, residual=residual)
-    for weight in (gain, None):
-        launches += norms.layernorm(x, weight, weight, x, eps=1e-6)
-    for act in ("silu", "gelu_tanh", "gelu"):
-        launches += elemwise.glu(array("x", rows, 2 * 14336), array("out", rows, 14336), act=act, arch="sm_90a")
-    x, row, odd = array("x", rows, 4096), array("b", 4096, dtype="f32"), array("x", rows, 1001)
-    launches += elemwise.elementwise("Add", [x, row], x, arch="sm_90a")
-    launches += elemwise.elementwise("Softcap", [odd, 30.0], odd, arch="sm_90a")
-    gates = elemwise.Part(array("m", rows, 2 * 4096, dtype="f32"), 0, mapped=True)
-    launches += elemwise.elementwise("AddGated", [x, gates, x], x, rows_of=array("lane_of_row", rows, dtype="i32"), arch="sm_90a")
-    q, k = array("q", rows, 32 * 128), array("k", rows, 8 * 128)
-    frequencies, positions = array("frequencies", 64, dtype="f32"), array("positions", rows, dtype="i32")
-    pair = np.arange(64)
-    for first, second in ((pair, pair + 64), (2 * pair, 2 * pair + 1)):
-        packs = rope.packs(first, second, 128, "bf16")
-        table = array("packs", *packs.table.shape, dtype="i32")
-        launches += rope.rope([q, k], positions, frequencies, table, [q, k], head_dim=128, vector=packs.vector, neighbours=packs.neighbours)
-    return launches
-
-
-def main(families: Sequence[str]) -> int:
+# -- the table ---------------------------------------------------------------------------------
+def main(words: Sequence[str]) -> int:
     """Prints the table. Exit code 0 if every kernel keeps its budget, 1 if one does not, 2 if nothing can be compiled."""
-    compilers = [Nvrtc(path) for path in nvrtc.libraries()]
-    if not compilers:
+    parser = argparse.ArgumentParser(prog="python -m cupy_backend.compile_matrix", description="Every kernel for every architecture.")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="of cuda_src, without .cu (default: all)")
+    parser.add_argument("--arch", action="append", choices=ARCHS, help="only for this architecture; repeat for several")
+    parser.add_argument("--tested", action="store_true", help="only what the tests compile")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="that compile at the same time (%(default)s)")
+    chosen = parser.parse_args(words)
+    found = nvrtc.libraries()
+    if not found:
         print(f"NVRTC is not installed: {nvrtc.INSTALL}", file=sys.stderr)
         return 2
     if disassembler() is None:
         print(f"machine code is not looked at: {INSTALL_DISASSEMBLER}", file=sys.stderr)
-    chosen = [launch for launch in representative() if not families or Path(launch.source).stem in families]
-    failed = False
-    for compiler in compilers:
-        for arch in LIMITS:
-            for report in check(chosen, arch, compiler):
-                failed |= bool(report.faults)
-                print(report.line())
-    return int(failed)
+    archs = chosen.arch or ARCHS
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        started, count, failed = time.perf_counter(), 0, 0
+        work = [
+            (program, arch, path, path == found[0])  # machine code of the newest is looked at
+            for arch, wanted in zip(archs, pool.map(_wanted, archs, repeat(chosen.tested)), strict=True)
+            for path in found
+            for program in programs(wanted[path == found[0]])
+            if not chosen.files or Path(program[0].source).stem in chosen.files
+        ]
+        for report in chain.from_iterable(pool.map(_checked, *zip(*work, strict=True))) if work else ():
+            print(report.line(), flush=True)
+            count, failed = count + 1, failed + bool(report.faults)
+    print(f"{count} kernels, {failed} over budget, {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    return int(failed > 0)
+
+
+def _wanted(arch: str, only_tested: bool) -> dict[bool, list[Launch]]:
+    """By whether the compiler is the newest."""
+    return {newest: tested(arch, newest) if only_tested else everything(arch) for newest in (False, True)}
+
+
+def _checked(program: list[Launch], arch: str, path: str, disassemble: bool) -> list[Report]:
+    return check(program, arch, _compiler(path), disassemble=disassemble)
+
+
+@lru_cache
+def _compiler(path: str) -> Nvrtc:
+    return Nvrtc(path)
 
 
 if __name__ == "__main__":
