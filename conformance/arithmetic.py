@@ -18,6 +18,7 @@ ROUNDINGS = 2.0**40
 
 # Significant bits and exponent of the smallest normal number. A half spacing at y is 2**(max(floor(log2 |y|), exponent) - bits).
 PRECISION = {"f64": (53, -1022), "f32": (24, -126), "bf16": (8, -126), "f16": (11, -14), "e4m3": (4, -6), "e5m2": (3, -14)}
+_BINADE = np.uint64(0x7FF0_0000_0000_0000)  # the sign and exponent bits of a positive float64
 # The largest error that a vector library documents for exp, log, sin, cos, tanh and erf in f32, in units of the last
 # place: SLEEF states 3.5 (its u35 functions, which torch uses), NumPy's own vector code 3.83 (log), CUDA 2.
 FUNCTION_ULPS = 4
@@ -34,9 +35,8 @@ def half_spacing(magnitude: np.ndarray | float, dtype: str) -> np.ndarray:
     Tighter than `unit_roundoff * magnitude` by up to a factor of two: numbers of one binade share a spacing.
     """
     bits, smallest = PRECISION[dtype]
-    # magnitude = m * 2**exponent with 1/2 <= m < 1, so floor(log2) = exponent - 1; of 0 frexp gives the exponent 0.
-    _, exponent = np.frexp(np.maximum(magnitude, np.ldexp(1.0, smallest)))
-    return np.ldexp(1.0, exponent - 1 - bits)
+    normal = np.maximum(np.asarray(magnitude, np.float64), 2.0**smallest)
+    return (normal.view(np.uint64) & _BINADE).view(np.float64) * 2.0**-bits  # without its fraction, a number is 2**floor(log2)
 
 
 @dataclass(frozen=True, slots=True)

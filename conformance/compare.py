@@ -153,11 +153,15 @@ class Subject:
             found=", ".join(output.name for output in self.graph.outputs),
         )  # fmt: skip
 
+    @cached_property
+    def _elements(self) -> int:
+        """How many elements the whole run is compared in."""
+        compared = re.compile(r"hidden\.\d+|logits|greedy\.logits")
+        return sum(array.size for name, array in self.golden.expected.items() if compared.fullmatch(name))
+
     def _bound(self, value: int, at: slice | tuple[slice, slice], want: np.ndarray, native: bool) -> np.ndarray:
         """How far a value may be, at some of its rows and columns, from `want`, which the golden holds."""
-        compared = re.compile(r"hidden\.\d+|logits|greedy\.logits")
-        elements = sum(array.size for name, array in self.golden.expected.items() if compared.fullmatch(name))
-        bound = self.perturbed.bound(value, elements, self.sources if native else self.sources[:1])[at]
+        bound = self.perturbed.bound(value, self._elements, self.sources if native else self.sources[:1])[at]
         return bound + half_spacing(np.abs(want).astype(np.float64), "f32") if self.golden.stated else bound
 
     def _decoded(self, session: Session) -> Decoded:
@@ -165,7 +169,7 @@ class Subject:
         if self.golden.stated and session is self._exact:
             exact = self.perturbed.exact
             return Decoded(exact[self.logits][prompt - 1 :], {value: rows[:prompt] for value, rows in exact.items()})
-        return decode(session, self.ids, prompt, self._watched)
+        return decode(session, self.ids, prompt, self._watched, together=True)
 
     # -- one comparison ------------------------------------------------------------------------
     def compared(self, mode: str) -> Comparison:

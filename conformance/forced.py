@@ -109,7 +109,7 @@ class _Pass:
             if value in self.overrides:
                 own = self.overrides[value].astype(np.float64)
             elif value in self.points and isinstance(result, np.ndarray) and result.dtype.kind == "f":
-                own = self._judge(node, i, results, np.broadcast_to(bounds[i].error, result.shape), taint)
+                own = self._judge(node, i, results, bounds[i].errors, taint)
             else:
                 self.taints["value", value] = taint
             given.append(result if own is None else own.astype(result.dtype))
@@ -117,7 +117,7 @@ class _Pass:
                 self.known.add(value)
                 kept.append(self._within(value, own, bounds[i]))
             elif isinstance(result, np.ndarray) and result.dtype.kind == "f":
-                self.own[value] = result, self._recorded(result, np.broadcast_to(bounds[i].error, result.shape))
+                self.own[value] = result, self._recorded(result, bounds[i].errors)
                 kept.append(Running(bounds[i].arithmetic, result, bounds[i].error))
             else:
                 kept.append(result)

@@ -44,10 +44,11 @@ class Decoded:
     watched: dict[int, np.ndarray]
 
 
-def decode(session: Session, ids: Sequence[int], prompt: int, watched: frozenset[int]) -> Decoded:
+def decode(session: Session, ids: Sequence[int], prompt: int, watched: frozenset[int], *, together: bool = False) -> Decoded:
     """Run the prompt in one pass and the original's continuation `ids[prompt:]` one token at a time.
 
-    The original's tokens are fed, not those chosen here, so that every step is compared.
+    The original's tokens are fed, not those chosen here, so that every step is compared. together: the continuation is one pass
+    too, for a session in which a token gives the same alone and in a chunk.
     """
     seen: dict[int, np.ndarray] = {}
 
@@ -57,10 +58,12 @@ def decode(session: Session, ids: Sequence[int], prompt: int, watched: frozenset
                 seen[id] = result
 
     sequence = session.add_sequence()
-    logits = [session.run([Chunk(sequence, list(ids[:prompt]), readouts="all")], observe)["logits"][-1]]
-    logits += [session.run([Chunk(sequence, [token])])["logits"][0] for token in ids[prompt:-1]]
+    logits = [session.run([Chunk(sequence, list(ids[:prompt]), readouts="all")], observe)["logits"][-1:]]
+    fed = list(ids[prompt:-1])
+    for tokens in [fed] if together and fed else [[token] for token in fed]:
+        logits.append(session.run([Chunk(sequence, tokens, readouts="all")])["logits"])
     session.drop_sequence(sequence)
-    return Decoded(np.stack(logits), seen)
+    return Decoded(np.concatenate(logits), seen)
 
 
 def compare_ids(logits: np.ndarray, want_logits: np.ndarray, want_ids: Sequence[int], bound: np.ndarray, start: int) -> list[Step]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count, cycle
 
 import numpy as np
 
@@ -27,7 +28,7 @@ RUNS = 12
 # Of float64 a few runs do: even a large factor on their spread is far below the f32 that an original is recorded in. Where casts
 # are kept, flipped codes dominate; fewer runs widen the bound by a factor of 2, and exact mode is there to see what is smaller.
 RUNS_OF = {"original": RUNS, "native": RUNS, "stated": 2, "cast": 8}
-POOL = 1 << 18  # random numbers drawn at once
+POOL, PLACES = 1 << 18, 1 << 12  # random numbers, and the places that runs of them are taken from
 
 
 @dataclass(slots=True)
@@ -71,8 +72,7 @@ class _Run:
         # A rounding error is uniform within its bound, so n of them move a sum by sqrt(n) bounds' worth: one deviation. How many
         # deviations an error may reach is for `factor_for` to say, once.
         self.operands = Operands(graph, weights, one_lane(tokens), replace(ORIGINAL, deviations=1.0), casts)
-        self.random = np.random.default_rng(seed)
-        self.pool = self.random.random(POOL) * 2.0 - 1.0
+        self.pool, self.places, self.seeds = _pool(seed), cycle(uniform(seed + 1, PLACES).tolist()), count(seed + 2)
         self.lanes = 1 + sum(RUNS_OF[source] for source in sources)
         self.exact: dict[int, np.ndarray] = {}
         self.spread: dict[str, dict[int, np.ndarray]] = {source: {} for source in sources}
@@ -106,11 +106,11 @@ class _Run:
 
     def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
         """Uniform numbers in -1..1: a run of the pool from a place drawn anew."""
-        count = math.prod(shape)
-        if count > len(self.pool):
-            return self.random.random(shape) * 2.0 - 1.0
-        start = int(self.random.integers(len(self.pool) - count + 1))
-        return self.pool[start : start + count].reshape(shape)
+        size = math.prod(shape)
+        if size > len(self.pool):
+            return uniform(next(self.seeds), size).reshape(shape)
+        start = int((0.5 + 0.5 * next(self.places)) * (len(self.pool) - size))
+        return self.pool[start : start + size].reshape(shape)
 
     def _error(self, source: str, value: int, exact: np.ndarray, error: Error, copies: bool) -> Error:
         """The error of a result. error: that of f32 steps. A native result is rounded to its dtype too, and to that of the cells it
@@ -141,6 +141,26 @@ def _appended(graph: Graph) -> dict[int, str]:
             assert isinstance(cache, Ref)
             found[operand.id] = graph.spaces[graph.caches[cache.id].space].dtype
     return found
+
+
+@cache
+def _pool(seed: int) -> np.ndarray:
+    return uniform(seed, POOL)
+
+
+def uniform(seed: int, count: int) -> np.ndarray:
+    """Numbers in -1..1: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) from `seed << 32` on.
+
+    NumPy's own generators take as long to import as a deployment takes to compare.
+    """
+    z = np.arange(1, count + 1, dtype=np.uint64)
+    z += np.uint64((seed << 32) % 2**64)
+    z *= np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
 
 
 @cache

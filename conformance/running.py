@@ -87,12 +87,18 @@ class Running:
         return self.value.shape
 
     @property
+    def errors(self) -> np.ndarray:
+        """`error`, one number an element."""
+        error = self.error
+        return error if isinstance(error, np.ndarray) and error.shape == self.value.shape else np.broadcast_to(error, self.value.shape)
+
+    @property
     def inexact(self) -> bool:
         """Whether there may be an error."""
         return isinstance(self.error, np.ndarray) or self.error != 0.0
 
     def _moved(self, move: "Callable[[np.ndarray], np.ndarray]") -> "Running":
-        error = move(np.broadcast_to(self.error, self.shape)) if self.inexact else 0.0
+        error = move(self.errors) if self.inexact else 0.0
         return Running(self.arithmetic, move(self.value), error)
 
     def __getitem__(self, index: Any) -> "Running":
@@ -106,7 +112,7 @@ class Running:
 
     def stored(self, dtype: str | None) -> "Running":
         """Rounded to a dtype. The last step of an op already rounded to f32, so only narrower ones count; "" is none."""
-        error = np.broadcast_to(self.error, self.shape)
+        error = self.errors
         if dtype and PRECISION[dtype][0] < PRECISION["f32"][0]:
             error = error + half_spacing(np.abs(self.value) + error, dtype)
         return Running(self.arithmetic, self.value, error)
@@ -115,7 +121,7 @@ class Running:
     def sum(self, axis: int = -1) -> "Running":
         """The sum over an axis, kept as an extent of 1, in any order."""
         terms = self.value.shape[axis]
-        error = np.broadcast_to(self.error, self.value.shape)
+        error = self.errors
         inherited = error.sum(axis, keepdims=True)
         steps = self.arithmetic.growth(terms) * self.arithmetic.unit * (np.abs(self.value) + error).sum(axis, keepdims=True)
         return self._step(self.value.sum(axis, keepdims=True), inherited + steps)
@@ -219,7 +225,7 @@ class Running:
 
 def joined(parts: Sequence[Running], axis: int = -1) -> Running:
     """Parts one behind the other."""
-    errors = [np.broadcast_to(part.error, part.shape) for part in parts]
+    errors = [part.errors for part in parts]
     return Running(parts[0].arithmetic, np.concatenate([part.value for part in parts], axis), np.concatenate(errors, axis))
 
 

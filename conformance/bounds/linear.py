@@ -9,6 +9,7 @@ from conformance.bounds.record import bound, integers
 from conformance.running import Running
 
 Exact = tuple[np.ndarray, ...]
+LARGE = 1 << 22  # products of numbers, from which on f32 saves more time than looking at their magnitudes takes
 integers("linear.group_routes")
 
 
@@ -24,17 +25,17 @@ def products(a: Arithmetic, x: Running, w: np.ndarray) -> np.ndarray:
     magnitude = np.abs(x.value)
     if not x.inexact:
         return a.growth(terms) * a.unit * sums_of(magnitude, w) + terms * a.tiny
-    error = np.broadcast_to(x.error, x.shape)
-    inherited = sums_of(error, w)
+    inherited = sums_of(x.errors, w)
     return inherited + a.growth(terms) * a.unit * (sums_of(magnitude, w) + inherited) + terms * a.tiny
 
 
 def sums_of(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """x @ w.T of magnitudes, never too small. Computed in f32, whose error is below K + 1 units, and enlarged by those.
+    """x @ w.T of magnitudes, never too small. Large products are computed in f32, whose error is below K + 1 units, and enlarged by
+    those.
 
     Magnitudes below 2^-60 or above 2^60 could leave f32's range in the product, so they take float64.
     """
-    if all(m.size == 0 or (m.max() < 2.0**60 and m[m > 0].min(initial=1.0) > 2.0**-60) for m in (x, w)):
+    if x.shape[0] * w.size > LARGE and all(m.size == 0 or (m.max() < 2.0**60 and m[m > 0].min(initial=1.0) > 2.0**-60) for m in (x, w)):
         sums = x.astype(np.float32) @ w.astype(np.float32).T
         return sums.astype(np.float64) * (1.0 + 2.0 * (x.shape[-1] + 1) * 2.0**-24)
     return x @ w.T

@@ -6,6 +6,8 @@ that is how precise angles in f32 are. The frequency is theta^-e in f32: an expo
 the factor theta^(e u), the power and the reciprocal round too.
 """
 
+import json
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -108,13 +110,22 @@ def rope(
     lengths = np.zeros(rows)
     if geometry is not None:
         lengths = geometry.kv_len[geometry.lane_of_row]
-    frequencies, factor = _scaled(a, _powers(a, theta, exponents), scaling, theta, rotated, lengths)
-    angle = Running(a, position) * frequencies
-    cos, sin = angle.cos() * factor, angle.sin() * factor
+    arrays = [array.astype(np.float64).tobytes() for array in (exponents, position, lengths)]
+    cos, sin = _turning(a, theta, json.dumps(scaling), rotated, *arrays)
     if inverse:
         sin = -sin
-    cos, sin = cos.reshape(rows, 1, -1), sin.reshape(rows, 1, -1)
     return tuple(_turned(x, head_dim, cos, sin, first, second) for x in (q, k) if x is not None)
+
+
+@lru_cache(maxsize=8)
+def _turning(
+    a: Arithmetic, theta: float, scaling: str, rotated: int, exponents: bytes, position: bytes, lengths: bytes
+) -> tuple[Running, Running]:
+    """cos and sin `[rows, 1, pairs]`, which layers and deployments share: scaling as JSON, arrays as the bytes of their float64."""
+    exponent, length = np.frombuffer(exponents), np.frombuffer(lengths)
+    frequencies, factor = _scaled(a, _powers(a, theta, exponent), json.loads(scaling), theta, rotated, length)
+    angle = Running(a, np.frombuffer(position).reshape(len(length), len(exponent))) * frequencies
+    return (angle.cos() * factor).reshape(len(length), 1, -1), (angle.sin() * factor).reshape(len(length), 1, -1)
 
 
 def _turned(x: Running, head_dim: int, cos: Running, sin: Running, first: np.ndarray, second: np.ndarray) -> Running:

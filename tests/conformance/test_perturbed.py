@@ -6,7 +6,7 @@ import pytest
 from conformance.arithmetic import RISK
 from conformance.golden import open_golden
 from conformance.operands import Weights
-from conformance.perturbed import RUNS, factor_for, run_perturbed, student_tail
+from conformance.perturbed import RUNS, factor_for, run_perturbed, student_tail, uniform
 from interp import Session
 from tests.conformance.dense import dense, folder
 
@@ -39,6 +39,13 @@ def test_a_run_with_the_factor_fails_as_often_as_stated() -> None:
         middle = (low + high) / 2
         low, high = (middle, high) if student_tail(middle, RUNS) > 0.05 else (low, middle)
     assert np.mean(np.abs(errors) > high * spread) == pytest.approx(0.05, abs=0.004)
+
+
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]  # from seed 0
+    assert uniform(0, 4).tolist() == [(number >> 11) * 2.0**-52 - 1.0 for number in published]
+    assert uniform(-1, 3).shape == (3,)
+    assert not np.intersect1d(uniform(0, 1000), uniform(1, 1000)).size
 
 
 @pytest.mark.parametrize("seed", [1, 2])
