@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.folders import EXPECTED, INPUTS
 from poem.checkpoint import Checkpoint, open_checkpoint
 from poem.dataclass import dataclass
 from poem.errors import CheckpointError, UsageError
 
-INPUTS, EXPECTED = "inputs.safetensors", "expected.safetensors"
 LARGEST_WEIGHTS = 32 << 20  # a golden with more bytes of weights than this keeps only what the original gave
 
 
@@ -46,12 +46,12 @@ class Golden:
         """Where the weights lie: in its folder, or in the one that its meta.json names."""
         return Path(self.place, str(self.meta.get("checkpoint", "")))
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """How many layers' hidden states it holds; the embedding counts as none."""
         return sum(1 for name in self.expected if re.fullmatch(r"hidden\.\d+", name)) - 1
 
-    @property
+    @cached_property
     def fine(self) -> bool:
         """Whether it holds more than hidden states and logits."""
         return any(name.startswith("module.") for name in self.expected)
@@ -116,12 +116,6 @@ def _check(folder: Path, tokens: tuple[int, ...], expected: Mapping[str, np.ndar
 
 def _bad(folder: Path, message: str, *, expected: str = "", found: str = "") -> CheckpointError:
     return CheckpointError("check.golden", message, phase="check", file=str(folder), expected=expected, found=found)
-
-
-def shipped_golden(package_path: Path, package: str, model: str) -> Path | None:
-    """The golden beside a package, `goldens/<package>/<model>`, if there is one."""
-    folder = package_path.parent / "goldens" / package / model
-    return folder if (folder / EXPECTED).is_file() else None
 
 
 def save_golden(folder: Path, checkpoint: Path, input_ids: np.ndarray, expected: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> bool:

@@ -1,11 +1,13 @@
 """What a check found, as plain data: what the text, JSON and HTML reports are rendered from."""
 
+import math
 from dataclasses import asdict, field
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from poem.dataclass import dataclass
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Verdict = Literal["agrees", "differs", "traced"]
 SCHEMA = 1
@@ -51,7 +53,7 @@ class Fault:
     special: int
     region: list[Line]
     again: list[int] = field(default_factory=list)
-    heat: np.ndarray | None = None
+    heat: "np.ndarray | None" = None
     whose: str = "the original"
 
     @property
@@ -198,6 +200,6 @@ def _plain(item: Any) -> Any:
         return {key: _plain(value) for key, value in item.items() if key != "heat"}
     if isinstance(item, (list, tuple)):
         return [_plain(value) for value in item]
-    if isinstance(item, (float, np.floating)):
-        return float(item) if np.isfinite(item) else str(float(item))
-    return item.item() if isinstance(item, np.generic) else item
+    if hasattr(item, "item"):  # a number of NumPy's
+        item = item.item()
+    return str(item) if isinstance(item, float) and not math.isfinite(item) else item

@@ -13,7 +13,8 @@ from bench.on_gpu.stage import Case
 from conformance.backend import compare_backend
 from conformance.examples import Case as Example
 from conformance.examples import example, judge, session_of
-from conformance.golden import open_golden, shipped_golden
+from conformance.folders import shipped_golden
+from conformance.golden import open_golden
 from conformance.options import Options
 from conformance.planned import subject_of
 from conformance.strategies import Strategy, strategies
