@@ -69,7 +69,7 @@ def add_rmsnorm(made: Workload, sizes: Sizes) -> None:
 def glu(made: Workload, sizes: Sizes) -> None:
     rows, inter = sizes["rows"], sizes["inter"]
     x, out = made.new("x", (rows, 2 * inter), "bf16"), made.new("out", (rows, inter), "bf16")
-    made.launches = elemwise.glu(x, out, act="silu", arch=made.arch)
+    made.launches = elemwise.elementwise("Glu<SILU>", [elemwise.Part(x, 0), elemwise.Part(x, 1)], out, arch=made.arch)
     made.nbytes, made.flops, made.out = x.nbytes + out.nbytes, 5 * rows * inter, out.buffer
 
 
