@@ -1,8 +1,8 @@
-// attn.cu: rows into paged caches, rotary positions on the way there, and attention over paged caches.
+// attn.cu: attention over paged caches.
 //
 // T is the dtype of activations, C that of cells. A cache plane is [pages, page_size, heads, width]; cell j of a lane is at offset
-// j % page_size of page page_indices[page_indptr[lane] + j / page_size]. What a cell holds is code * scale; a scale other than 1 belongs to
-// cells of 8 bits. Pointers that a call leaves out are null.
+// j % page_size of page page_indices[page_indptr[lane] + j / page_size]. What a cell holds is code * scale; scales belong to cells of 8
+// bits. Pointers that a call leaves out are null.
 #include "prelude.cuh"
 using namespace poem;
 
@@ -13,111 +13,6 @@ POEM_DEVICE float minus_infinity() { return bits_float(0xff800000u); }
 template <class T, int VEC> POEM_DEVICE Pack<T, VEC> load(const T* p) { return *reinterpret_cast<const Pack<T, VEC>*>(p); }
 template <class T, int VEC> POEM_DEVICE void store(T* p, const Pack<T, VEC>& v) { *reinterpret_cast<Pack<T, VEC>*>(p) = v; }
 
-// ------------------------------------------------------------------------------------------------------------ into caches
-template <class C, class T> POEM_DEVICE C cell_of(T x, float scale) {
-  if constexpr (same_type<C, T>) return x;
-  else if constexpr (sizeof(C) == 1) return from_float<C>(to_float(x) / scale);  // saturates
-  else return from_float<C>(to_float(x));
-}
-template <class C, class T, int VEC> POEM_DEVICE void store_cells(C* to, const Pack<T, VEC>& v, float scale) {
-  Pack<C, VEC> cells;
-#pragma unroll
-  for (int j = 0; j < VEC; ++j) cells.at[j] = cell_of<C>(v.at[j], scale);
-  store<C, VEC>(to, cells);
-}
-// The slot of a new row, or -1 for a row that is not stored: a row of padding, or an offset outside its page.
-POEM_DEVICE int64_t slot_of(const int* write_page, const int* write_offset, int row, int page_size, int pages) {
-  const int page = write_page[row], offset = write_offset[row];
-  return page < 0 || page >= pages || offset < 0 || offset >= page_size ? -1 : (int64_t)page * page_size + offset;
-}
-template <class T, class C, int VEC> POEM_DEVICE void append_row(const T* from, C* to, int width, const float* scale) {
-  const float by = scale ? *scale : 1.0f;
-  for (int column = threadIdx.x * VEC; column < width; column += blockDim.x * VEC)
-    store_cells<C, T, VEC>(to + column, load<T, VEC>(from + column), by);
-}
-
-// Columns x_first .. x_first + width - 1 of each row into the row's cell of one plane. One block for each row.
-template <class T, class C, int VEC> __global__ void __launch_bounds__(128)
-    append(const T* __restrict__ x, const int* __restrict__ write_page, const int* __restrict__ write_offset, C* __restrict__ cache,
-           int x_stride, int x_first, int width, int page_size, int pages, const float* __restrict__ scale) {
-  const int64_t slot = slot_of(write_page, write_offset, blockIdx.x, page_size, pages);
-  if (slot >= 0) append_row<T, C, VEC>(x + (int64_t)blockIdx.x * x_stride + x_first, cache + slot * width, width, scale);
-}
-// The same for k and v, each into its plane.
-template <class T, class C, int VEC> __global__ void __launch_bounds__(128)
-    kv_append(const T* __restrict__ k, const T* __restrict__ v, const int* __restrict__ write_page, const int* __restrict__ write_offset,
-              C* __restrict__ k_cache, C* __restrict__ v_cache, int k_stride, int k_first, int k_width, int v_stride, int v_first,
-              int v_width, int page_size, int pages, const float* __restrict__ k_scale, const float* __restrict__ v_scale) {
-  const int64_t slot = slot_of(write_page, write_offset, blockIdx.x, page_size, pages);
-  if (slot < 0) return;
-  append_row<T, C, VEC>(k + (int64_t)blockIdx.x * k_stride + k_first, k_cache + slot * k_width, k_width, k_scale);
-  append_row<T, C, VEC>(v + (int64_t)blockIdx.x * v_stride + v_first, v_cache + slot * v_width, v_width, v_scale);
-}
-
-// q and k turned, and k and v stored, for one row a block. Pair i of a head is (origin + i, origin + i + distance), or with NEIGHBOURS
-// (origin + 2i, origin + 2i + 1); it turns by position * frequency, where columns[i] names the position of those that a row has (axes), and
-// table_of_row the list of frequencies. k is rounded to T before it is cast to the cell, as if it had been an activation in between.
-// Dynamic shared memory: a pair of floats for each pair of channels.
-template <class T, class C, int VEC, bool NEIGHBOURS> __global__ void __launch_bounds__(256)
-    rope_append(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const int* __restrict__ positions,
-                const int* __restrict__ columns, const float* __restrict__ frequencies, const int* __restrict__ table_of_row,
-                const int* __restrict__ write_page, const int* __restrict__ write_offset, T* __restrict__ q_out, C* __restrict__ k_cache,
-                C* __restrict__ v_cache, int q_stride, int q_first, int k_stride, int k_first, int v_stride, int v_first, int q_heads,
-                int kv_heads, int head_dim, int v_width, int axes, int pairs, int origin, int distance, int page_size, int pages,
-                float factor, float sign, const float* __restrict__ k_scale, const float* __restrict__ v_scale) {
-  POEM_DYNAMIC_SHARED(memory);
-  float2* const turns = reinterpret_cast<float2*>(memory);
-  const int row = blockIdx.x;
-  const float* const own = frequencies + (table_of_row ? (int64_t)table_of_row[row] * pairs : 0);
-  for (int i = threadIdx.x; i < pairs; i += 256) {
-    const float angle = (float)positions[(int64_t)row * axes + (columns ? columns[i] : 0)] * own[i];
-    turns[i] = make_float2(cosf(angle) * factor, sinf(angle) * factor * sign);
-  }
-  __syncthreads();
-  const int64_t slot = slot_of(write_page, write_offset, row, page_size, pages);
-  const float k_by = k_scale ? *k_scale : 1.0f;
-  const int packs = head_dim / VEC, heads = slot < 0 ? q_heads : q_heads + kv_heads;
-  for (int p = threadIdx.x; p < heads * packs; p += 256) {
-    const int head = p / packs, channel = (p - head * packs) * VEC, inside = channel - origin;
-    const bool is_q = head < q_heads;
-    const T* const from = is_q ? q + (int64_t)row * q_stride + q_first + head * head_dim
-                               : k + (int64_t)row * k_stride + k_first + (head - q_heads) * head_dim;
-    auto put = [&](int at, const Pack<T, VEC>& y) {
-      if (is_q) store<T, VEC>(q_out + ((int64_t)row * q_heads + head) * head_dim + at, y);
-      else store_cells<C, T, VEC>(k_cache + (slot * kv_heads + head - q_heads) * head_dim + at, y, k_by);
-    };
-    Pack<T, VEC> a = load<T, VEC>(from + channel);
-    if constexpr (NEIGHBOURS) {
-      if (inside >= 0 && inside < 2 * pairs) {
-#pragma unroll
-        for (int j = 0; j + 1 < VEC; j += 2) {
-          const float2 t = turns[(inside + j) / 2];
-          const float x = to_float(a.at[j]), y = to_float(a.at[j + 1]);
-          a.at[j] = from_float<T>(x * t.x - y * t.y);
-          a.at[j + 1] = from_float<T>(y * t.x + x * t.y);
-        }
-      }
-      put(channel, a);
-    } else {
-      if (inside >= distance && inside < distance + pairs) continue;  // the second of a pair, written with the first
-      if (inside >= 0 && inside < pairs) {
-        Pack<T, VEC> b = load<T, VEC>(from + channel + distance);
-#pragma unroll
-        for (int j = 0; j < VEC; ++j) {
-          const float2 t = turns[inside + j];
-          const float x = to_float(a.at[j]), y = to_float(b.at[j]);
-          a.at[j] = from_float<T>(x * t.x - y * t.y);
-          b.at[j] = from_float<T>(y * t.x + x * t.y);
-        }
-        put(channel + distance, b);
-      }
-      put(channel, a);
-    }
-  }
-  if (slot >= 0) append_row<T, C, VEC>(v + (int64_t)row * v_stride + v_first, v_cache + slot * v_width, v_width, v_scale);
-}
-
-// -------------------------------------------------------------------------------------------------------------- attention
 // The rows of one key head are its group's query heads of one new row after the other: row i * group + h is head h of new row i. A block
 // takes TILE of them against a piece of the cells they may see, in tiles of CELLS cells, counted from cell 0, so that the order of a row's
 // sums does not depend on the rows beside it.
@@ -394,6 +289,7 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
       }
 #pragma unroll
       for (int d = 0; d < ON; d += NARROW ? 4 : 2) {
+        if constexpr (NARROW && DV > 128) __syncwarp();  // or more is loaded ahead than registers hold
         uint32_t r[4];
         ldmatrix<true>(r, value_row.at(NARROW ? d / 2 : d, n));
         if constexpr (NARROW) {  // a register holds two columns of two cells: even columns make one tile, odd ones the next

@@ -1,13 +1,33 @@
 """What launch functions share: directions of arrays, C++ names of dtypes, sizes of loads."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cupy_backend.errors import KernelError
-from cupy_backend.launch import Array
+from cupy_backend.launch import Argument, Array, Scalar
 from poem.dtypes.term import LEAF_BITS
 
 TYPES = {"bf16": "bf16", "f16": "f16", "f32": "float"}  # of activations, as C++ names them
+NULL = Scalar(0, "u64")  # a null pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where a value lies: columns `start .. start + width` of the rows of an array `[rows, stride]`."""
+
+    array: Array
+    start: int
+    width: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all the columns."""
+        return self.start == 0 and self.width == self.array.shape[-1]
+
+
+def columns_of(x: Array | Columns) -> Columns:
+    """An array as all of its columns."""
+    return x if isinstance(x, Columns) else Columns(x, 0, x.shape[1])
 
 
 def unsupported(message: str, *, expected: str = "", found: str = "") -> KernelError:
@@ -18,6 +38,11 @@ def unsupported(message: str, *, expected: str = "", found: str = "") -> KernelE
 def reading(array: Array) -> Array:
     """The array as an input of a launch."""
     return array if array.direction == "constant" else replace(array, direction="read")
+
+
+def optional(array: Array | None) -> Argument:
+    """An input of a launch that may be left out."""
+    return NULL if array is None else reading(array)
 
 
 def writing(array: Array) -> Array:

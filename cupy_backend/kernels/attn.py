@@ -1,8 +1,8 @@
-"""Launches of attn.cu: rows into paged caches, with rotary positions on the way, and attention over paged caches.
+"""Launches of attn.cu: attention over paged caches.
 
 Each function turns arrays into launches; what no kernel serves is a KernelError (`kernel.unsupported`). A cache plane is
 `[pages, page_size, heads * width]`. Lanes, lengths and pages are i32 arrays on the device, as `poem.batch`
-makes them, so that a launch can be replayed; a padded lane has no rows, a padded row a write_offset outside its page.
+makes them, so that a launch can be replayed; a padded lane has no rows.
 
 How a result is rounded: scores, weights and sums are float32, but tensor cores take weights as two numbers of the activations' dtype,
 whose sum is off by at most `WEIGHT_ERROR` of the weight, and by `WEIGHT_FLOOR` of the row's largest weight. So `|o - exact|` is at most the
@@ -10,18 +10,15 @@ bound of attention in float32, plus `WEIGHT_ERROR * sum_j p_j |v_j| + WEIGHT_FLO
 `ROUNDED_WEIGHT_ERROR`: a third less work, and no longer what the op promises.
 """
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from cupy_backend.errors import KernelError
-from cupy_backend.kernels.arrays import reading, same_dtype, type_of, updating, vector, writing
+from cupy_backend.kernels.arrays import NULL, Columns, columns_of, optional, reading, same_dtype, type_of, updating, writing
+from cupy_backend.kernels.paged import Scales, bytes_of, cell_of, refusal, row_arguments, scale_arguments
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "attn.cu"
-CELLS = {"bf16": "bf16", "f16": "f16", "f32": "float", "e4m3": "e4m3", "e5m2": "e5m2"}
 HEAD_DIMS = {1: (32, 64, 96, 128, 192, 256), 2: (16, 32, 64, 80, 96, 112, 128, 192, 256)}  # by bytes of a cell
 WEIGHT_ERROR = {"bf16": 2.0**-16, "f16": 2.0**-22}
 WEIGHT_FLOOR = {"bf16": 0.0, "f16": 2.0**-40}
@@ -32,20 +29,6 @@ MAXIMUM_PIECES = 64
 INVARIANT_PIECES = 16
 SHORTEST_PIECE = 256  # cells
 PADDING = 8  # floats behind each row of results in shared memory
-NULL = Scalar(0, "u64")
-
-
-class Columns(NamedTuple):
-    """Columns first .. first + width - 1 of each row of an array: a part of a joined projection, where it lies."""
-
-    array: Array
-    first: int
-    width: int
-
-
-def columns_of(x: "Array | Columns") -> Columns:
-    """An array as all of its columns."""
-    return x if isinstance(x, Columns) else Columns(x, 0, x.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +65,7 @@ def shape_of(head_dim: int, value_dim: int, cells: str, *, decode: bool) -> Shap
     """The layout for a head and a dtype of cells: decode for lanes of few packed rows, else prefill."""
     _check_heads(head_dim, value_dim, cells)
     table = DECODE if decode else PREFILL
-    width, cell_bytes = max(head_dim, value_dim), _bytes(cells)
+    width, cell_bytes = max(head_dim, value_dim), bytes_of(cells)
     return next(shape for (widest, size), shape in table.items() if width <= widest and size == cell_bytes)
 
 
@@ -114,89 +97,6 @@ class Lanes:
     kv_len: Array
     page_indptr: Array
     page_indices: Array
-
-
-def kv_append(
-    k: Array | Columns, v: Array | Columns, k_cache: Array, v_cache: Array, write_page: Array, write_offset: Array, *,
-    scales: tuple[Array, Array] | None = None, nodes: tuple[int, ...] = (),
-) -> list[Launch]:  # fmt: skip
-    """Stores k and v of each row in the cell (write_page, write_offset); a row whose offset or page does not exist is skipped.
-
-    scales: f32 `[1]` of k and of v, by which they are divided; for cells of 8 bits.
-    """
-    k, v = columns_of(k), columns_of(v)
-    same_dtype(k.array, v.array)
-    vec = _vector(k, v)
-    arguments: dict[str, Argument] = {
-        "k": reading(k.array), "v": reading(v.array), "write_page": reading(write_page), "write_offset": reading(write_offset),
-        "k_cache": updating(k_cache), "v_cache": updating(v_cache), **_strides(k=k), "k_width": Scalar(k.width, "i32"), **_strides(v=v),
-        "v_width": Scalar(v.width, "i32"), **_pages(k_cache), **_scales(scales),
-    }  # fmt: skip
-    kernel = f"kv_append<{type_of(k.array)}, {_cell(k_cache)}, {vec}>"
-    return [Launch(SOURCE, kernel, (k.array.shape[0], 1, 1), (128, 1, 1), arguments, nodes=nodes)]
-
-
-def append(
-    x: Array | Columns, cache: Array, write_page: Array, write_offset: Array, *, scale: Array | None = None, nodes: tuple[int, ...] = ()
-) -> list[Launch]:
-    """Stores the rows of one plane, as `kv_append` does."""
-    x = columns_of(x)
-    arguments: dict[str, Argument] = {
-        "x": reading(x.array), "write_page": reading(write_page), "write_offset": reading(write_offset), "cache": updating(cache),
-        **_strides(x=x), "width": Scalar(x.width, "i32"), **_pages(cache), "scale": _optional(scale),
-    }  # fmt: skip
-    kernel = f"append<{type_of(x.array)}, {_cell(cache)}, {_vector(x)}>"
-    return [Launch(SOURCE, kernel, (x.array.shape[0], 1, 1), (128, 1, 1), arguments, nodes=nodes)]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """How a head is turned. Pair i is channels (origin + i, origin + i + distance), or neighbours from `origin` on.
-
-    frequencies: f32 `[pairs]`, or `[tables, pairs]` with table_of_row i32 `[N]`. columns: i32 `[pairs]`, which position turns each pair
-    where rows have several. factor multiplies the result.
-    """
-
-    frequencies: Array
-    origin: int = 0
-    distance: int = 0
-    neighbours: bool = False
-    columns: Array | None = None
-    table_of_row: Array | None = None
-    factor: float = 1.0
-    inverse: bool = False
-
-
-def rope_append(
-    q: Array | Columns, k: Array | Columns, v: Array | Columns, positions: Array, turn: Turn, q_out: Array, k_cache: Array, v_cache: Array,
-    write_page: Array, write_offset: Array, *, head_dim: int, scales: tuple[Array, Array] | None = None, nodes: tuple[int, ...] = (),
-) -> list[Launch]:  # fmt: skip
-    """rope of q and k, then kv_append of k and v: q_out `[N, q's width]`; k is rounded to its dtype before it becomes a cell.
-
-    positions: i32 `[N]`, or `[N, axes]`.
-    """
-    q, k, v = columns_of(q), columns_of(k), columns_of(v)
-    same_dtype(q.array, k.array, v.array, q_out)
-    pairs = turn.frequencies.shape[-1]
-    run = 2 * pairs if turn.neighbours else math.gcd(pairs, turn.distance)
-    vec = _vector(q, k, v, steps=(turn.origin, head_dim, run))
-    if turn.neighbours and vec < 2:
-        raise _unsupported("neighbours that are loaded together: even origins and widths", f"origin {turn.origin}")
-    axes = positions.shape[1] if len(positions.shape) > 1 else 1
-    numbers = {
-        "q_heads": q.width // head_dim, "kv_heads": k.width // head_dim, "head_dim": head_dim, "v_width": v.width, "axes": axes,
-        "pairs": pairs, "origin": turn.origin, "distance": turn.distance,
-    }  # fmt: skip
-    arguments: dict[str, Argument] = {
-        "q": reading(q.array), "k": reading(k.array), "v": reading(v.array), "positions": reading(positions),
-        "columns": _optional(turn.columns), "frequencies": reading(turn.frequencies), "table_of_row": _optional(turn.table_of_row),
-        "write_page": reading(write_page), "write_offset": reading(write_offset), "q_out": writing(q_out), "k_cache": updating(k_cache),
-        "v_cache": updating(v_cache), **_strides(q=q, k=k, v=v), **{name: Scalar(number, "i32") for name, number in numbers.items()},
-        **_pages(k_cache), "factor": Scalar(turn.factor, "f32"), "sign": Scalar(-1.0 if turn.inverse else 1.0, "f32"),
-        **_scales(scales),
-    }  # fmt: skip
-    kernel = f"rope_append<{type_of(q.array)}, {_cell(k_cache)}, {vec}, {'true' if turn.neighbours else 'false'}>"
-    return [Launch(SOURCE, kernel, (q.array.shape[0], 1, 1), (256, 1, 1), arguments, shared=pairs * 8, nodes=nodes)]
 
 
 def pieces_of(tiles: int, kv_heads: int, *, decode: bool, arch: str, batch_invariant: bool) -> int:
@@ -231,7 +131,7 @@ PLAIN = Scores()
 def attention(
     q: Array | Columns, k_cache: Array, v_cache: Array, out: Array, *, tiles: Array, lanes: Lanes, head_dim: int, kv_heads: int,
     sm_scale: float, decode: bool, pieces: int = 1, window: int | None = None, causal: bool = True, scores: Scores = PLAIN,
-    sinks: Array | None = None, lse: Array | None = None, scales: tuple[Array, Array] | None = None, rounded_weights: bool = False,
+    sinks: Array | None = None, lse: Array | None = None, scales: Scales = None, rounded_weights: bool = False,
     scratch: Array | None = None, counters: Array | None = None, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """Attention of the rows that `tiles` lists (`row_tiles`, with `shape_of` for the same `decode`) over their lanes' cells.
@@ -244,12 +144,12 @@ def attention(
     q = columns_of(q)
     value_dim, group, heads = v_cache.shape[2] // kv_heads, q.width // head_dim // kv_heads, q.width // head_dim
     shape = shape_of(head_dim, value_dim, k_cache.dtype, decode=decode)
-    if q.array.dtype == "f32" or (_bytes(k_cache.dtype) > 1 and k_cache.dtype != q.array.dtype):
-        raise _unsupported("queries of bf16 or f16 over cells of the same dtype, e4m3 or e5m2", f"{q.array.dtype} over {k_cache.dtype}")
+    if q.array.dtype == "f32" or (bytes_of(k_cache.dtype) > 1 and k_cache.dtype != q.array.dtype):
+        raise refusal("queries of bf16 or f16 over cells of the same dtype, e4m3 or e5m2", f"{q.array.dtype} over {k_cache.dtype}")
     same_dtype(q.array, out)
     same_dtype(k_cache, v_cache)
     if sinks is not None and sinks.dtype not in ("f32", q.array.dtype):
-        raise _unsupported(f"sinks of f32 or {q.array.dtype}", sinks.dtype)
+        raise refusal(f"sinks of f32 or {q.array.dtype}", sinks.dtype)
     rows = q.array.shape[0]
     partial, sums, counted = _pieces(scratch, counters, (pieces, rows, heads, value_dim), tiles.shape[0] * kv_heads)
     mask, mask_indptr = scores.mask or (None, None)
@@ -263,16 +163,16 @@ def attention(
     arguments: dict[str, Argument] = {
         "q": reading(q.array), "k_cache": reading(k_cache), "v_cache": reading(v_cache), "tiles": reading(tiles),
         "qo_indptr": reading(lanes.qo_indptr), "kv_len": reading(lanes.kv_len), "page_indptr": reading(lanes.page_indptr),
-        "page_indices": reading(lanes.page_indices), **_scales(scales), "sinks": _optional(sinks), "mask": _optional(mask),
-        "mask_indptr": _optional(mask_indptr), "bias": _optional(scores.bias), "out": out, "lse": NULL if lse is None else _like(lse, out),
-        "partial": partial, "sums": sums, "counters": counted, **_strides(q=q), "group": Scalar(group, "i32"),
+        "page_indices": reading(lanes.page_indices), **scale_arguments(scales), "sinks": optional(sinks), "mask": optional(mask),
+        "mask_indptr": optional(mask_indptr), "bias": optional(scores.bias), "out": out, "lse": NULL if lse is None else _like(lse, out),
+        "partial": partial, "sums": sums, "counters": counted, **row_arguments(q=q), "group": Scalar(group, "i32"),
         "kv_heads": Scalar(kv_heads, "i32"), **_page_division(k_cache.shape[1]),
         **{name: Scalar(number, "i32") for name, number in numbers.items()}, "scale": Scalar(sm_scale, "f32"),
         "cap": Scalar(scores.softcap or 0.0, "f32"), "log_floor": Scalar(log_floor, "f32"), "log_slope": Scalar(log_slope, "f32"),
     }  # fmt: skip
     form = f"{head_dim}, {value_dim}, {shape.warps_m}, {shape.warps_n}, {shape.cells}, {shape.stages}, {1 if rounded_weights else 2}"
-    kernel = f"attention<{type_of(q.array)}, {_cell(k_cache)}, {form}, {'true' if scores == PLAIN else 'false'}>"
-    shared = shape.shared(head_dim, value_dim, _bytes(k_cache.dtype), pieces)
+    kernel = f"attention<{type_of(q.array)}, {cell_of(k_cache)}, {form}, {'true' if scores == PLAIN else 'false'}>"
+    shared = shape.shared(head_dim, value_dim, bytes_of(k_cache.dtype), pieces)
     return [Launch(SOURCE, kernel, (tiles.shape[0], kv_heads, pieces), (shape.threads, 1, 1), arguments, shared=shared, nodes=nodes)]
 
 
@@ -283,43 +183,22 @@ def _pieces(
     if shape[0] == 1:
         return NULL, NULL, NULL
     if scratch is None or counters is None or counters.shape[0] < groups:
-        raise _unsupported(f"scratch for the pieces, and {groups} counters", f"{scratch}, {counters}")
+        raise refusal(f"scratch for the pieces, and {groups} counters", f"{scratch}, {counters}")
     partial = Array(scratch.buffer, "scratch", shape, "f32", scratch.offset)
     sums = Array(scratch.buffer, "scratch", (*shape[:3], 2), "f32", scratch.offset + partial.nbytes)
     return partial, sums, updating(counters)
 
 
-def _scales(scales: tuple[Array, Array] | None) -> dict[str, Argument]:
-    k_scale, v_scale = scales or (None, None)
-    return {"k_scale": _optional(k_scale), "v_scale": _optional(v_scale)}
-
-
 def _check_heads(head_dim: int, value_dim: int, cells: str) -> None:
     if cells not in ("bf16", "f16", "e4m3", "e5m2"):
-        raise _unsupported("cells of bf16, f16, e4m3 or e5m2", cells)
-    known = HEAD_DIMS[_bytes(cells)]
+        raise refusal("cells of bf16, f16, e4m3 or e5m2", cells)
+    known = HEAD_DIMS[bytes_of(cells)]
     if head_dim not in known or value_dim not in known:
-        raise _unsupported(f"heads of {', '.join(map(str, known))} over cells of {cells}", f"{head_dim}, {value_dim}")
+        raise refusal(f"heads of {', '.join(map(str, known))} over cells of {cells}", f"{head_dim}, {value_dim}")
 
 
 def _like(array: Array, other: Array) -> Array:
     return writing(array) if other.direction == "write" else updating(array)
-
-
-def _optional(array: Array | None) -> Argument:
-    return NULL if array is None else reading(array)
-
-
-def _strides(**parts: Columns) -> dict[str, Argument]:
-    found: dict[str, Argument] = {}
-    for name, part in parts.items():
-        found[f"{name}_stride"] = Scalar(part.array.shape[1], "i32")
-        found[f"{name}_first"] = Scalar(part.first, "i32")
-    return found
-
-
-def _pages(cache: Array) -> dict[str, Argument]:
-    return {"page_size": Scalar(cache.shape[1], "i32"), "pages": Scalar(cache.shape[0], "i32")}
 
 
 def _page_division(size: int) -> dict[str, Argument]:
@@ -332,22 +211,3 @@ def _page_division(size: int) -> dict[str, Argument]:
     return {
         "page_size": Scalar(size, "i32"), "page_magic": Scalar(-(-(1 << 31 + shift) // size), "u32"), "page_shift": Scalar(shift, "i32"),
     }  # fmt: skip
-
-
-def _vector(*parts: Columns, steps: tuple[int, ...] = ()) -> int:
-    """Elements that a thread moves at once."""
-    return vector(parts[0].array.dtype, *steps, *(number for part in parts for number in (part.array.shape[1], part.first, part.width)))
-
-
-def _cell(cache: Array) -> str:
-    if cache.dtype not in CELLS:
-        raise _unsupported(f"cells of {', '.join(CELLS)}", cache.dtype)
-    return CELLS[cache.dtype]
-
-
-def _bytes(cells: str) -> int:
-    return 1 if cells in ("e4m3", "e5m2") else 2
-
-
-def _unsupported(expected: str, found: str) -> KernelError:
-    return KernelError("kernel.unsupported", "no attention kernel serves this", phase="plan", expected=expected, found=found)

@@ -28,9 +28,9 @@ class Packs(NamedTuple):
     neighbours: bool
 
 
-def packs(first: np.ndarray, second: np.ndarray, head_dim: int, dtype: str) -> Packs:
-    """The packs of a head whose pairs are (first[i], second[i]): loads of 16 bytes, or the most below that which fit the pairs."""
-    widest = 128 // LEAF_BITS[dtype]
+def packs(first: np.ndarray, second: np.ndarray, head_dim: int, dtype: str, widest: int | None = None) -> Packs:
+    """The packs of a head whose pairs are (first[i], second[i]): loads of 16 bytes, or of `widest` channels, or the most below that fit."""
+    widest = widest or 128 // LEAF_BITS[dtype]
     copied = np.setdiff1d(np.arange(head_dim), np.concatenate([first, second]))
     if np.array_equal(second, first + 1) and all(stride == 2 for stride in np.diff(first)):
         start, stop = int(first[0]), int(second[-1]) + 1

@@ -12,6 +12,7 @@ from poem.graph import Graph, Node, Ref
 
 APPENDS = ("attn.kv_append", "attn.kv_append_shared")
 NORMS = ("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
+HEAD_NORMS = ("elemwise.rmsnorm_per_head", "elemwise.rmsnorm_per_head_plus_one")
 PRODUCTS = ("linear.matmul", "linear.lm_head")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
@@ -137,7 +138,7 @@ def is_plain_glu(node: Node) -> bool:
 
 
 def _rope_append(uses: Uses, node: Node) -> tuple[int, ...] | None:
-    if node.op != "elemwise.rope" or not _turns_alike(node) or len(node.results) != 2:
+    if node.op != "elemwise.rope" or len(node.results) != 2:
         return None
     append = uses.only_reader(node.results[1])
     if append is None or append.op != "attn.kv_append" or operand(append, "k").id != node.results[1]:
@@ -151,11 +152,24 @@ def _rope_append(uses: Uses, node: Node) -> tuple[int, ...] | None:
     return node.id, append.id
 
 
-def _turns_alike(node: Node) -> bool:
-    """Whether the pairs of a rope lie one behind the other, all at one distance, with frequencies known beforehand."""
-    scaling, form = node.attributes["scaling"] or {}, node.attributes["form"]
-    whole = form != "interleaved" or node.attributes["head_dim"] % 2 == 0
-    return form != "mrope_split" and whole and scaling.get("use") != "auto"
+def _norm_rope_append(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    """Given the norm of q or that of k: both, each read only by a rope_append."""
+    rope = uses.only_reader(node.results[0]) if node.op in HEAD_NORMS else None
+    append = _rope_append(uses, rope) if rope is not None else None
+    if rope is None or append is None or node.attributes["head_dim"] != rope.attributes["head_dim"]:
+        return None
+    norms = [uses.graph.producer_of(operand(rope, name).id) for name in ("q", "k")]
+    alike = [norm for norm in norms if norm is not None and _normed_alike(uses, norm, node)]
+    found = sorted(norm.id for norm in alike if uses.only_reader(norm.results[0]) == rope)
+    return (*found, *append) if len(found) == 2 else None
+
+
+def _normed_alike(uses: Uses, norm: Node, other: Node) -> bool:
+    """Whether two norms of heads differ in nothing but what they norm, and by which gains."""
+    if norm.op != other.op or norm.attributes != other.attributes:
+        return False
+    gains = {uses.graph.params[operand(each, "w").id].dtype for each in (norm, other)}
+    return len(gains) == 1 and uses.dtype(operand(norm, "x").id) == uses.dtype(norm.results[0])
 
 
 def _joined(uses: Uses, node: Node) -> tuple[int, ...] | None:
@@ -185,13 +199,15 @@ def _weight_dtype(uses: Uses, node: Node) -> str:
 
 
 def _towards_append(uses: Uses, product: Node) -> list[int] | None:
-    """A product and perhaps the addition of a bias, if a rope_append alone reads the result."""
+    """A product and perhaps the addition of a bias, if a rope_append alone reads the result, or a norm that goes with it."""
     chain, reader = [product.id], uses.only_reader(product.results[0])
     if reader is not None and reader.op == "elemwise.add_bias":
         if len(uses.of("param", operand(reader, "bias").id)) != 1:
             return None
         chain.append(reader.id)
         reader = uses.only_reader(reader.results[0])
+    if reader is not None and reader.op in HEAD_NORMS:
+        return chain if _norm_rope_append(uses, reader) else None
     if reader is not None and reader.op == "elemwise.rope":
         return chain if _rope_append(uses, reader) else None
     if reader is not None and reader.op == "attn.kv_append":
@@ -225,6 +241,10 @@ PATTERNS = (
     Pattern(
         "matmul_glu", "linear.matmul and the linear.glu of its result", "gate and up to their dtype, then the result to its dtype",
         _product_glu,
+    ),
+    Pattern(
+        "norm_rope_append", "elemwise.rmsnorm_per_head of q and of k, both alike, or with gains 1 + w, and the rope_append that reads them",
+        "the norms to their dtype, then as rope_append", _norm_rope_append,
     ),
     Pattern(
         "rope_append", "elemwise.rope of q and k, and the attn.kv_append of k and v",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cupy_backend.kernels.arrays import Columns as Columns
 from cupy_backend.kernels.attn import Shape
 from cupy_backend.launch import Array, Launch
 
@@ -124,20 +125,6 @@ class WorkList:
     least: int
     most: int | None
     tiles: int
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Where a value lies: columns `start .. start + width` of the rows of an array `[rows, stride]`."""
-
-    array: Array
-    start: int
-    width: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether these are all the columns."""
-        return self.start == 0 and self.width == self.array.shape[-1]
 
 
 @dataclass(frozen=True)

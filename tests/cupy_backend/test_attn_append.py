@@ -1,7 +1,5 @@
 """New rows land in their cells and nowhere else, cast as the cache holds them; turned on the way they are what rope and kv_append give."""
 
-from dataclasses import replace
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.arithmetic import FUNCTION_ULPS, half_spacing
-from cupy_backend.errors import KernelError
-from cupy_backend.kernels import attn
-from cupy_backend.kernels.attn import Columns, Turn
-from cupy_backend.launch import Array
+from cupy_backend.kernels import attn_append, rope
+from cupy_backend.kernels.arrays import Columns, columns_of
+from cupy_backend.kernels.attn_append import HeadNorm, Slots, Turn
 from interp.ops.rope import channel_pairs, frequencies, position_columns
 from poem.dtypes import Dtype
 from poem.dtypes.cache import load, store
@@ -35,12 +32,12 @@ def rows_of(seed: int, rows: int, width: int, dtype: str) -> np.ndarray:
     return x.astype(STORAGE[dtype])
 
 
-def slots(memory: Memory, given: Pass, padding: int = 2) -> tuple[Array, Array]:
-    """write_page and write_offset, with rows of padding behind."""
+def slots(memory: Memory, given: Pass, padding: int = 2) -> Slots:
+    """The cells of the new rows, with rows of padding behind."""
     pages = given.geometry.pages[0]
     page = np.concatenate([pages.write_page, np.zeros(padding, np.int32)])
     offset = np.concatenate([pages.write_offset, np.full(padding, -1, np.int32)])
-    return memory.give("write_page", page), memory.give("write_offset", offset)
+    return Slots(memory.give("write_page", page), memory.give("write_offset", offset))
 
 
 def untouched(given: Pass, width: int, dtype: str) -> np.ndarray:
@@ -68,7 +65,7 @@ def test_rows_land_in_their_cells_and_nowhere_else(lanes, dtype, cells, widths, 
         scales = (1.0, 1.0)
     k, v = (rows_of(seed + n, rows, width, dtype) for n, width in enumerate(widths))
     memory = Memory(schedule)
-    page, offset = slots(memory, given)
+    cells_of_rows = slots(memory, given)
     if joined:  # both lie behind four columns of something else
         array = memory.give("kv", np.concatenate([np.zeros((rows, 4), k.dtype), k, v], axis=1))
         sources = [Columns(array, 4, widths[0]), Columns(array, 4 + widths[0], widths[1])]
@@ -81,7 +78,7 @@ def test_rows_land_in_their_cells_and_nowhere_else(lanes, dtype, cells, widths, 
         if scales == (1.0, 1.0)
         else (memory.give("k_scale", np.array(scales[:1], F32)), memory.give("v_scale", np.array(scales[1:], F32)))
     )
-    memory.run(attn.kv_append(sources[0], sources[1], planes[0], planes[1], page, offset, scales=of_cells))
+    memory.run(attn_append.kv_append(sources[0], sources[1], planes[0], planes[1], cells_of_rows, scales=of_cells))
     pages = given.geometry.pages[0]
     for name, x, plane, scale in zip("kv", (k, v), before, scales, strict=True):
         plane[pages.write_page, pages.write_offset] = store(x[:-2], Dtype(cells), F32(scale))
@@ -95,7 +92,7 @@ def test_one_plane_is_stored_alike_and_pages_that_do_not_exist_are_skipped():
     page = memory.give("write_page", np.array([1, -1, 3, 0], np.int32))
     offset = memory.give("write_offset", np.array([1, 0, 0, 2], np.int32))
     cache = np.zeros((3, 2, 16), x.dtype)
-    memory.run(attn.append(memory.give("x", x), memory.give("cache", cache), page, offset))
+    memory.run(attn_append.append(memory.give("x", x), memory.give("cache", cache), Slots(page, offset)))
     cache[1, 1] = x[0]
     same_cells(memory["cache"], cache, "bf16", "only row 0 names a slot that exists")
 
@@ -110,78 +107,96 @@ FORMS = {
     "three positions in turn": (64, 64, "mrope_interleaved", "first", (12, 10, 10)),
     "three positions in chunks": (64, 64, "mrope_chunked", "first", (8, 12, 12)),
     "three positions in blocks": (64, 64, "mrope_blocked", "first", (4, 8, 8)),
+    "three positions, each with channels of its own": (64, 64, "mrope_split", "first", (8, 16, 8)),
+    "neighbours from an odd channel": (7, 6, "interleaved", "last", None),
     "odd sizes": (18, 6, "half", "first", None),
 }
 
 
-def turn_of(memory: Memory, name: str, factor: float, inverse: bool) -> tuple[Turn, np.ndarray]:
-    """A form as the kernel takes it, and its frequencies."""
+def paired(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The channels of a head that turn together, pair by pair."""
     head_dim, rotary, form, part, sections = FORMS[name]
-    (pairs,) = channel_pairs(head_dim, rotary, form, part, sections)
+    channels, pairs = np.arange(head_dim), channel_pairs(head_dim, rotary, form, part, sections)
+    return np.concatenate([channels[each.first] for each in pairs]), np.concatenate([channels[each.second] for each in pairs])
+
+
+def turn_of(memory: Memory, name: str, dtype: str, widest: int, factor: float = 1.0, inverse: bool = False) -> tuple[Turn, np.ndarray]:
+    """A form as the kernel takes it, and its frequencies."""
+    head_dim, rotary, form, _, sections = FORMS[name]
+    packs = rope.packs(*paired(name), head_dim, dtype, widest)
     table = frequencies(10000.0, rotary, head_dim, form, None, sections).astype(F32)
     columns = position_columns(rotary, form, sections)
-    neighbours = pairs.first.step == 2
-    return Turn(
-        memory.give("frequencies", table), pairs.first.start, 0 if neighbours else pairs.second.start - pairs.first.start, neighbours,
-        None if columns is None else memory.give("columns", columns.astype(np.int32)), None, factor, inverse,
-    ), table  # fmt: skip
+    given = None if columns is None else memory.give("columns", columns.astype(np.int32))
+    frequency = memory.give("frequencies", table)
+    return Turn(memory.give("packs", packs.table), packs.vector, packs.neighbours, frequency, given, factor, inverse), table
 
 
 def turned(
-    x: np.ndarray, name: str, positions: np.ndarray, table: np.ndarray, factor: float, inverse: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """x after rope in float64 with the angles of float32, and how far float32 may be off: products, a sum, and sine and cosine."""
-    head_dim, rotary, form, part, sections = FORMS[name]
-    (pairs,) = channel_pairs(head_dim, rotary, form, part, sections)
+    x: np.ndarray, name: str, positions: np.ndarray, table: np.ndarray, factor: float = 1.0, inverse: bool = False,
+    error: np.ndarray | float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """x after rope in float64 with the angles of float32, and how far float32 may be off: products, a sum, and sine and cosine.
+
+    error: how far x itself may be off.
+    """
+    head_dim, rotary, form, _, sections = FORMS[name]
+    first, second = paired(name)
     columns = position_columns(rotary, form, sections)
     at = positions if columns is None else positions[:, columns]
     angles = (at.astype(F32) * table).astype(np.float64)[:, None]
     cos, sin = np.cos(angles) * F32(factor), np.sin(angles) * F32(factor) * (-1 if inverse else 1)
     heads = x.astype(np.float64).reshape(len(x), -1, head_dim)
-    want, bound = heads.copy(), np.zeros_like(heads)
-    a, b = heads[:, :, pairs.first], heads[:, :, pairs.second]
-    want[:, :, pairs.first], want[:, :, pairs.second] = a * cos - b * sin, b * cos + a * sin
-    bound[:, :, pairs.first] = bound[:, :, pairs.second] = (np.abs(a) + np.abs(b)) * abs(factor) * (2 * FUNCTION_ULPS + 4) * 2.0**-24
+    off = np.broadcast_to(error, x.shape).reshape(heads.shape)
+    want, bound = heads.copy(), off.copy()
+    a, b, off_a, off_b = heads[:, :, first], heads[:, :, second], off[:, :, first], off[:, :, second]
+    want[:, :, first], want[:, :, second] = a * cos - b * sin, b * cos + a * sin
+    steps = (np.abs(a) + off_a + np.abs(b) + off_b) * abs(factor) * (2 * FUNCTION_ULPS + 4) * 2.0**-24
+    bound[:, :, first], bound[:, :, second] = off_a * abs(cos) + off_b * abs(sin) + steps, off_b * abs(cos) + off_a * abs(sin) + steps
     return want.reshape(x.shape), bound.reshape(x.shape)
+
+
+def within(got: np.ndarray, want: np.ndarray, bound: np.ndarray, dtype: str, case: str) -> None:
+    """Fails where a result is further from the exact one than its bound and its own rounding."""
+    off = np.argwhere(~(np.abs(got.astype(np.float64) - want) <= bound + half_spacing(np.abs(want) + bound, dtype)))
+    assert not len(off), f"{case}{off[0].tolist()} is {got[tuple(off[0])]}, should be {want[tuple(off[0])]}"
 
 
 @pytest.mark.parametrize("name", FORMS)
 @settings(deadline=None, max_examples=3)
-@given(lanes=lanes, dtype=st.sampled_from(("bf16", "f32")), cells=st.sampled_from(("bf16", "e4m3")), factor=st.sampled_from((1.0, 1.25)),
-       inverse=st.booleans(), seed=seeds, schedule=schedules)  # fmt: skip
-def test_turning_and_storing_at_once_is_turning_and_then_storing(name, lanes, dtype, cells, factor, inverse, seed, schedule):
-    head_dim, kv_heads, q_heads, v_width = FORMS[name][0], 2, 3, 10
+@given(lanes=lanes, dtype=st.sampled_from(("bf16", "f32")), cells=st.sampled_from(("bf16", "e4m3")), v_width=st.sampled_from((16, 10)),
+       factor=st.sampled_from((1.0, 1.25)), inverse=st.booleans(), seed=seeds, schedule=schedules)  # fmt: skip
+def test_turning_and_storing_at_once_is_turning_and_then_storing(name, lanes, dtype, cells, v_width, factor, inverse, seed, schedule):
+    head_dim, kv_heads, q_heads = FORMS[name][0], 2, 4
     given = ragged(lanes, 4, seed)
     rows, generator = given.geometry.rows + 2, np.random.default_rng(seed)
     widths = q_heads * head_dim, kv_heads * head_dim, v_width
     q, k, v = (generator.standard_normal((rows, width)).astype(STORAGE[dtype]) for width in widths)
-    axes = 3 if FORMS[name][4] else 1
-    positions = generator.integers(0, 3000, (rows, axes), np.int32)
+    positions = generator.integers(0, 3000, (rows, 3 if FORMS[name][4] else 1), np.int32)
     memory = Memory(schedule)
-    page, offset = slots(memory, given)
-    turn, table = turn_of(memory, name, factor, inverse)
+    cells_of_rows = slots(memory, given)
     array = memory.give("qkv", np.concatenate([q, k, v], axis=1))
     bounds = np.cumsum([0, q.shape[1], k.shape[1]])
     sources = [Columns(array, int(first), x.shape[1]) for first, x in zip(bounds, (q, k, v), strict=True)]
+    widest = attn_append.vector_of(*sources)
+    turn, table = turn_of(memory, name, dtype, widest, factor, inverse)
     k_plane, v_plane = untouched(given, k.shape[1], cells), untouched(given, v_width, cells)
     planes = [memory.give(f"{n}_cache", plane, cells, plane.shape) for n, plane in (("k", k_plane), ("v", v_plane))]
     q_out = memory.give("q_out", np.zeros_like(q))
-    memory.run(attn.rope_append(*sources, memory.give("positions", positions), turn, q_out, *planes, page, offset, head_dim=head_dim))
+    memory.run(
+        attn_append.rope_append(*sources, memory.give("positions", positions), turn, q_out, *planes, cells_of_rows, head_dim=head_dim)
+    )
 
     case = f"{name}, {lanes}, {dtype} to {cells}, factor {factor}, inverse {inverse}, seed {seed}"
-    want, bound = turned(q, name, positions, table, factor, inverse)
-    bound = bound + half_spacing(np.abs(want) + bound, dtype)
-    off = np.argwhere(~(np.abs(memory["q_out"].astype(np.float64) - want) <= bound))
-    assert not len(off), f"{case}: q{off[0].tolist()} is {memory['q_out'][tuple(off[0])]}, should be {want[tuple(off[0])]}"
+    within(memory["q_out"], *turned(q, name, positions, table, factor, inverse), dtype, f"{case}: q")
 
     # The cells of k are the bits that a second launch gives for the same rows as queries, cast: rounded to the activation in between.
     again = Memory()
-    turn, _ = turn_of(again, name, factor, inverse)
+    turn, _ = turn_of(again, name, dtype, widest, factor, inverse)
     other = again.give("k_turned", np.zeros_like(k))
     nothing = [again.give(n, plane, cells, plane.shape) for n, plane in (("k_cache", k_plane[:, :, : k.shape[1]]), ("v_cache", v_plane))]
-    skipped = again.give("write_page", np.full(rows, -1, np.int32)), again.give("write_offset", np.zeros(rows, np.int32))
+    skipped = Slots(again.give("write_page", np.full(rows, -1, np.int32)), again.give("write_offset", np.zeros(rows, np.int32)))
     inputs = [again.give(n, x) for n, x in (("as_q", k), ("k", k), ("v", v), ("positions", positions))]
-    again.run(attn.rope_append(*inputs, turn, other, *nothing, *skipped, head_dim=head_dim))
+    again.run(attn_append.rope_append(*inputs, turn, other, *nothing, skipped, head_dim=head_dim))
     pages = given.geometry.pages[0]
     k_plane[pages.write_page, pages.write_offset] = store(again["k_turned"][:-2], Dtype(cells))
     v_plane[pages.write_page, pages.write_offset] = store(v[:-2], Dtype(cells))
@@ -189,28 +204,49 @@ def test_turning_and_storing_at_once_is_turning_and_then_storing(name, lanes, dt
     same_cells(memory["v_cache"], v_plane, cells, f"v of {case}")
 
 
-def test_each_row_takes_its_own_list_of_frequencies():
+@settings(deadline=None, max_examples=12)
+@given(name=st.sampled_from(("half", "neighbours", "half of the channels", "odd sizes")), dtype=st.sampled_from(("bf16", "f16", "f32")),
+       gains=st.sampled_from(("bf16", "f32")), plus_one=st.booleans(), seed=seeds, schedule=schedules)  # fmt: skip
+def test_heads_are_normed_and_rounded_before_they_turn(name, dtype, gains, plus_one, seed, schedule):
+    head_dim, eps = FORMS[name][0], 1e-5
+    generator, rows = np.random.default_rng(seed), 3
+    memory = Memory(schedule)
+    x = {n: (generator.standard_normal((rows, heads * head_dim)) * 3).astype(STORAGE[dtype]) for n, heads in (("q", 9), ("k", 2), ("v", 1))}
+    gain = {n: (1 + generator.standard_normal(head_dim) / 4 - plus_one).astype(STORAGE[gains]) for n in "qk"}
+    positions = generator.integers(0, 3000, rows, np.int32)
+    sources = [memory.give(n, array) for n, array in x.items()]
+    turn, table = turn_of(memory, name, dtype, attn_append.vector_of(*map(columns_of, sources)))
+    planes = [memory.give(f"{n}_cache", np.zeros((1, rows, x[n].shape[1]), STORAGE[dtype])) for n in "kv"]
+    of_rows = Slots(memory.give("write_page", np.zeros(rows, np.int32)), memory.give("write_offset", np.arange(rows, dtype=np.int32)))
+    norm = HeadNorm(memory.give("q_gain", gain["q"]), memory.give("k_gain", gain["k"]), eps, plus_one)
+    out = memory.give("q_out", np.zeros_like(x["q"]))
+    memory.run(attn_append.rope_append(
+        *sources, memory.give("positions", positions), turn, out, *planes, of_rows, head_dim=head_dim, norm=norm,
+    ))  # fmt: skip
+    for n, got in (("q", memory["q_out"]), ("k", memory["k_cache"][0])):
+        heads = x[n].astype(np.float64).reshape(rows, -1, head_dim)
+        normed = heads / np.sqrt((heads**2).mean(-1, keepdims=True) + eps) * (gain[n].astype(np.float64) + plus_one)
+        normed = normed.reshape(x[n].shape)
+        error = np.abs(normed) * (head_dim + 8) * 2.0**-24
+        error += half_spacing(np.abs(normed) + error, dtype)
+        case = f"{name}, {dtype}, gains of {gains}, plus_one {plus_one}, seed {seed}: {n}"
+        within(got, *turned(normed, name, positions[:, None], table, error=error), dtype, case)
+
+
+def test_rows_of_long_lanes_take_the_second_frequencies():
     memory = Memory()
-    x = np.ones((2, 4), F32)
+    x = np.ones((3, 4), F32)
     table = np.array([[0.0, 0.0], [1.0, 0.5]], F32)
-    turn = Turn(memory.give("frequencies", table), 0, 2, table_of_row=memory.give("tables", np.array([0, 1], np.int32)))
-    cache = [memory.give(name, np.zeros((1, 2, 4), F32)) for name in ("k_cache", "v_cache")]
-    slots_of_rows = memory.give("write_page", np.zeros(2, np.int32)), memory.give("write_offset", np.arange(2, dtype=np.int32))
+    lanes = memory.give("lane_of_row", np.array([0, 1, -1], np.int32)), memory.give("kv_len", np.array([4, 5], np.int32))
+    packs = memory.give("packs", np.array([[0, 2]], np.int32))
+    turn = Turn(packs, 2, False, memory.give("frequencies", table), switch=(*lanes, 4))
+    cache = [memory.give(name, np.zeros((1, 3, 4), F32)) for name in ("k_cache", "v_cache")]
+    of_rows = Slots(memory.give("write_page", np.zeros(3, np.int32)), memory.give("write_offset", np.arange(3, dtype=np.int32)))
     inputs = [memory.give(name, x) for name in "qkv"]
     out = memory.give("q_out", np.zeros_like(x))
-    memory.run(attn.rope_append(*inputs, memory.give("positions", np.full(2, 2, np.int32)), turn, out, *cache, *slots_of_rows, head_dim=4))
-    assert memory["q_out"][0].tolist() == [1, 1, 1, 1]
+    positions = memory.give("positions", np.full(3, 2, np.int32))
+    memory.run(attn_append.rope_append(*inputs, positions, turn, out, *cache, of_rows, head_dim=4))
+    assert memory["q_out"][0].tolist() == memory["q_out"][2].tolist() == [1, 1, 1, 1]
     want = [np.cos(2) - np.sin(2), np.cos(1) - np.sin(1), np.cos(2) + np.sin(2), np.cos(1) + np.sin(1)]
     assert np.abs(memory["q_out"][1] - want).max() < 1e-6
     assert memory["k_cache"][0].tobytes() == memory["q_out"].tobytes()
-
-
-def test_neighbours_from_an_odd_channel_are_refused():
-    memory = Memory()
-    x = [memory.give(name, np.zeros((1, 8), F32)) for name in "qkv"]
-    cache = memory.give("cache", np.zeros((1, 1, 8), F32))
-    one = memory.give("one", np.zeros(1, np.int32))
-    turn = replace(Turn(memory.give("frequencies", np.zeros(2, F32))), origin=1, neighbours=True)
-    with pytest.raises(KernelError) as caught:
-        attn.rope_append(*x, one, turn, memory.give("out", np.zeros((1, 8), F32)), cache, cache, one, one, head_dim=8)
-    assert caught.value.code == "kernel.unsupported"

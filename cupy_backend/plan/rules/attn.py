@@ -2,31 +2,36 @@
 
 import numpy as np
 
-from cupy_backend.kernels import attn
-from cupy_backend.kernels.arrays import unsupported, updating
+from cupy_backend.kernels import attn, attn_append
+from cupy_backend.kernels.arrays import Columns, unsupported, updating
 from cupy_backend.kernels.linear_tables import COUNTERS
 from cupy_backend.launch import Array, Launch
 from cupy_backend.plan.lowering import Lowered, Lowering
 from cupy_backend.plan.patterns import Group, operand
-from cupy_backend.plan.record import Columns
 from cupy_backend.plan.rules.registry import node_of, rule
 from cupy_backend.plan.rules.rotary import turn_of
 from poem.dtypes.term import LEAF_BITS
 from poem.graph import Cache, Node, Ref
 
 
-@rule("rope_append")
+@rule("rope_append", "norm_rope_append")
 def _rope_append(lowering: Lowering, group: Group) -> Lowered:
-    rope, append = node_of(lowering, group, 0), node_of(lowering, group, 1)
+    *listed, rope, append = (node_of(lowering, group, which) for which in range(len(group.nodes)))
     cache, (k_cells, v_cells), scales = _planes(lowering, append)
-    q, k, v = (lowering.columns(operand(node, name).id) for node, name in ((rope, "q"), (rope, "k"), (append, "v")))
-    q_out = lowering.new(rope.results[0])
-    launches = attn.rope_append(
-        _columns(q), _columns(k), _columns(v), lowering.value(rope, "positions"), turn_of(lowering, rope), q_out, k_cells, v_cells,
-        lowering.inputs[f"write_page.{cache.space}"], lowering.inputs[f"write_offset.{cache.space}"],
-        head_dim=rope.attributes["head_dim"], scales=scales, nodes=group.nodes,
+    norms = {norm.results[0]: norm for norm in listed}
+    given = [operand(rope, name).id for name in ("q", "k")]
+    q, k = (lowering.columns(operand(norms[value], "x").id if norms else value) for value in given)
+    v, q_out, norm = lowering.columns(operand(append, "v").id), lowering.new(rope.results[0]), None
+    if norms:
+        q_gain, k_gain = (lowering.weight(lowering.param(norms[value], "w"))["data"] for value in given)
+        norm = attn_append.HeadNorm(q_gain, k_gain, listed[0].attributes["eps"], listed[0].op.endswith("plus_one"))
+    turn = turn_of(lowering, rope, q.array.dtype, attn_append.vector_of(q, k, v))
+    launches = attn_append.rope_append(
+        q, k, v, lowering.value(rope, "positions"), turn, q_out, k_cells, v_cells, _slots(lowering, append, cache),
+        head_dim=rope.attributes["head_dim"], norm=norm, scales=scales, nodes=group.nodes,
     )  # fmt: skip
-    return Lowered(launches, 3 * q_out.shape[0] * (q.width + k.width), _appended(q_out.shape[0], (q, k, v), (k_cells, v_cells)))
+    flops = (7 if norms else 3) * q_out.shape[0] * (q.width + k.width)
+    return Lowered(launches, flops, _appended(q_out.shape[0], (q, k, v), (k_cells, v_cells)))
 
 
 @rule("attn.kv_append")
@@ -34,9 +39,7 @@ def _kv_append(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
     cache, (k_cells, v_cells), scales = _planes(lowering, node)
     k, v = (lowering.columns(operand(node, name).id) for name in ("k", "v"))
-    launches = attn.kv_append(
-        _columns(k), _columns(v), k_cells, v_cells, *_slots(lowering, node, cache), scales=scales, nodes=group.nodes
-    )  # fmt: skip
+    launches = attn_append.kv_append(k, v, k_cells, v_cells, _slots(lowering, node, cache), scales=scales, nodes=group.nodes)
     return Lowered(launches, 0, _appended(k.array.shape[0], (k, v), (k_cells, v_cells)))
 
 
@@ -45,23 +48,16 @@ def _kv_append_shared(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
     cache, (cells, _), scales = _planes(lowering, node)
     kv = lowering.columns(operand(node, "kv").id)
-    launches = attn.append(
-        _columns(kv), cells, *_slots(lowering, node, cache), scale=None if scales is None else scales[0], nodes=group.nodes
-    )  # fmt: skip
+    launches = attn_append.append(kv, cells, _slots(lowering, node, cache), scale=scales[0] if scales else None, nodes=group.nodes)
     return Lowered(launches, 0, _appended(kv.array.shape[0], (kv,), (cells,)))
 
 
-def _slots(lowering: Lowering, node: Node, cache: Cache) -> tuple[Array, Array]:
+def _slots(lowering: Lowering, node: Node, cache: Cache) -> attn_append.Slots:
     """Page and offset of each row's cell: those that the node names, or the rows' own."""
-    page, offset = (
+    return attn_append.Slots(*(
         lowering.value(node, name) if node.operands[name] is not None else lowering.inputs[f"{name}.{cache.space}"]
         for name in ("write_page", "write_offset")
-    )
-    return page, offset
-
-
-def _columns(where: Columns) -> attn.Columns:
-    return attn.Columns(where.array, where.start, where.width)
+    ))  # fmt: skip
 
 
 def _planes(lowering: Lowering, node: Node) -> tuple[Cache, tuple[Array, Array], tuple[Array, Array] | None]:
@@ -126,7 +122,7 @@ def _attend(lowering: Lowering, group: Group) -> Lowered:
         if counters is not None:
             touched[counters.buffer] = (0, 0)
         launches += attn.attention(
-            _columns(q), k_cells, v_cells, out if alone else updating(out), tiles=work, lanes=lanes, head_dim=head_dim, kv_heads=kv_heads,
+            q, k_cells, v_cells, out if alone else updating(out), tiles=work, lanes=lanes, head_dim=head_dim, kv_heads=kv_heads,
             sm_scale=attributes["sm_scale"], decode=decode, pieces=pieces, window=window, causal=attributes.get("causal", True),
             scores=_scores(lowering, node), sinks=_sinks(lowering, node), lse=lse, scales=scales,
             scratch=lowering.scratch(size) if size else None, counters=counters, nodes=group.nodes,
