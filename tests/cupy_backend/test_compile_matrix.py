@@ -151,9 +151,9 @@ def test_spilled_registers_are_a_fault(tmp_path: Path) -> None:
 
 
 def test_products_that_warpgroups_have_to_wait_for_are_a_fault(tmp_path: Path) -> None:
-    """ptxas waits for each product if its sums are touched on the way, and says so."""
-    commit = "wgmma_commit();"
-    source = with_fault(sources.folder() / "linear_warpgroups.cu", tmp_path, commit, f"sum[0] += 1.0f; {commit}")
+    """ptxas waits for each product if sums are read between them, and says so."""
+    product = "wgmma<T>(sum, a, b, kt > 0 || kk > 0)"
+    source = with_fault(sources.folder() / "linear_warpgroups.cu", tmp_path, product, f"{product}, sum[1] += sum[0]")
     kernel = "product_by_warpgroups<bf16, bf16, NO_ACTIVATION, 256, 4>"
     report = compile_matrix.check([Launch(str(source), kernel, (1, 1, 1), (384, 1, 1), {})], "sm_90a", compiler(), disassemble=False)[0]
     assert any("serialized" in fault for fault in report.faults), report.line()
