@@ -144,12 +144,13 @@ template <class F> struct Limited {
 };
 
 // -------------------------------------------------------------------------------------------------------------------- kernel
-template <class F, int N, class T, class... Read> POEM_DEVICE void finish(T* to, const Read&... read) {
+template <class F, class T, int N, class... Read> POEM_DEVICE Pack<T, N> computed(const Read&... read) {
   Pack<T, N> y;
 #pragma unroll
   for (int j = 0; j < N; ++j) y.at[j] = from_float<T>(F::of(read.at[j]...));
-  *reinterpret_cast<Pack<T, N>*>(to) = y;
+  return y;
 }
+template <class T, int N> POEM_DEVICE void store(T* to, const Pack<T, N>& y) { *reinterpret_cast<Pack<T, N>*>(to) = y; }
 // out = F(operands), element by element; `count` elements in rows of `width`. The grid strides over all packs; the last may be short where
 // no operand is read by column.
 template <class F, int VEC, class T, class... Operands> __global__ void __launch_bounds__(256, 6)
@@ -158,9 +159,36 @@ template <class F, int VEC, class T, class... Operands> __global__ void __launch
   for (uint32_t pack = blockIdx.x * 256u + threadIdx.x; pack < packs; pack += gridDim.x * 256u) {
     const Place place{(int64_t)pack * VEC, pack, packs_of_row, rows_of};
     if ((Operands::BY_COLUMN || ...) || place.at + VEC <= count) {
-      finish<F, VEC>(out + place.at, operands.template read<VEC>(place)...);
+      store(out + place.at, computed<F, T, VEC>(operands.template read<VEC>(place)...));
     } else {
-      for (int64_t at = place.at; at < count; ++at) finish<F, 1>(out + at, operands.template read<1>(Place{at, 0, 1, rows_of})...);
+      for (int64_t at = place.at; at < count; ++at)
+        store(out + at, computed<F, T, 1>(operands.template read<1>(Place{at, 0, 1, rows_of})...));
     }
   }
+}
+
+// The same for products by the rule a8: results are rounded to T and then to e4m3 codes [rows, width], a multiple of 4, with a scale for
+// each run of 128 columns, [runs, stride], which is 1 for rows that do not exist. One warp for each row and run; the last run may be short.
+template <class F, class T, class... Operands> __global__ void __launch_bounds__(256)
+    elementwise_codes(uint8_t* __restrict__ codes, float* __restrict__ scales, const int* __restrict__ rows_of, int rows, int width,
+                      int stride, Operands... operands) {
+  const int row = blockIdx.y * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, run = blockIdx.x, column = run * 128 + lane * 4;
+  const bool mine = row < rows && column < width;
+  const int64_t at = (int64_t)row * width + column;
+  float v[4] = {};
+  uint32_t largest = 0;
+  if (mine) {
+    const Place place{at, (uint32_t)(at / 4), (uint32_t)(width / 4), rows_of};
+    const Pack<T, 4> y = computed<F, T, 4>(operands.template read<4>(place)...);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[j] = to_float(y.at[j]);
+      largest = max(largest, magnitude_bits(v[j]));
+    }
+  }
+#pragma unroll
+  for (int by = 16; by > 0; by /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, by));
+  const float scale = activation_scale(largest);
+  if (lane == 0 && row < stride) scales[(int64_t)run * stride + row] = scale;
+  if (mine) *reinterpret_cast<uint32_t*>(codes + at) = activation_codes(v, scale);
 }

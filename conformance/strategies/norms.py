@@ -97,6 +97,17 @@ def add_rmsnorm_codes(b: Build) -> None:
     _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), stream, b.gain(width), epsilon(b)))
 
 
+@strategy("elementwise_codes", dtypes=("bf16",), weights=("e4m3tile128a8",))
+def elementwise_codes(b: Build) -> None:
+    """A result that only products read which take its codes: a gated unit with a limit, an activation, a gate."""
+    width, op = b.pick(*CODED_WIDTHS), b.pick("linear.glu", "elemwise.gelu", "elemwise.relu2", "elemwise.gate_sigmoid_mul")
+    if op == "linear.glu":
+        made = b.call(op, b.value(2 * width), width, limit=b.pick(0.5, None))
+    else:
+        made = b.call(op, *(b.value(width) for _ in range(2 if op == "elemwise.gate_sigmoid_mul" else 1)))
+    _multiplied(b, made)
+
+
 def _multiplied(b: Build, normed: Value) -> None:
     """One product of the norm, or two."""
     for outer in b.pick((16,), (136, 5)):

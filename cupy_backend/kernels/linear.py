@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cupy_backend.errors import KernelError
-from cupy_backend.kernels import linear_plain, linear_warpgroups
+from cupy_backend.kernels import elemwise, linear_plain, linear_warpgroups
 from cupy_backend.kernels.arrays import reading, updating, writing
 from cupy_backend.kernels.linear_tables import (
     FORMATS,
@@ -180,14 +180,7 @@ def matmul_scratch(
 
 def quantise_activations(x: Array, codes: Array, scales: Array, *, nodes: tuple[int, ...] = ()) -> Launch:
     """codes `[N, K]` and scales f32 `[runs, N']` of x `[N, K]` by the activation rule a8. N' is at least N; further scales are 1."""
-    (rows, width), (runs, stride) = x.shape, scales.shape
-    arguments: dict[str, Argument] = {
-        "x": reading(x), "codes": writing(codes), "scales": writing(scales), "rows": Scalar(rows, "i32"), "width": Scalar(width, "i32"),
-        "stride": Scalar(stride, "i32"),
-    }  # fmt: skip
-    return Launch(
-        "linear_activations.cu", f"quantise_runs<{OUT_TYPES[x.dtype]}>", (runs, -(-stride // 8), 1), (256, 1, 1), arguments, nodes=nodes
-    )
+    return elemwise.elementwise_codes("Same", [x], codes, scales, dtype=x.dtype, nodes=nodes)[0]
 
 
 def _cut(rows: int, outputs: int, width: int, dtype: Dtype, arch: str, batch_invariant: bool, act: str | None) -> Cut:

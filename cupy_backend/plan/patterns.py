@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from cupy_backend.kernels import linear_plain
+from cupy_backend.plan.formulas import FORMULAS
 from cupy_backend.plan.prepare import is_joinable
 from poem.dtypes import Dtype
 from poem.graph import Graph, Node, Ref
@@ -14,6 +15,7 @@ APPENDS = ("attn.kv_append", "attn.kv_append_shared")
 NORMS = ("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
 HEAD_NORMS = ("elemwise.rmsnorm_per_head", "elemwise.rmsnorm_per_head_plus_one")
 PRODUCTS = ("linear.matmul", "linear.lm_head")
+CODED = ("linear.glu", "elemwise.gelu")  # besides those of `FORMULAS`, what may be stored as codes
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
@@ -91,7 +93,12 @@ def _add_norm(uses: Uses, node: Node) -> tuple[int, ...] | None:
 
 
 def _norm_codes(uses: Uses, node: Node) -> tuple[int, ...] | None:
-    return (node.id,) if node.op in NORMS and _is_multiplied_as_codes(uses, node) else None
+    alike = node.op in NORMS and uses.dtype(operand(node, "x").id) == uses.dtype(node.results[0])
+    return (node.id,) if alike and _is_multiplied_as_codes(uses, node) else None
+
+
+def _elementwise_codes(uses: Uses, node: Node) -> tuple[int, ...] | None:
+    return (node.id,) if (node.op in FORMULAS or node.op in CODED) and _is_multiplied_as_codes(uses, node) else None
 
 
 def _add_norm_codes(uses: Uses, node: Node) -> tuple[int, ...] | None:
@@ -104,7 +111,7 @@ def _is_multiplied_as_codes(uses: Uses, node: Node) -> bool:
     value = node.results[0]
     readers = [uses.graph.nodes[id] for id in uses.of("value", value)]
     products = all(reader.op in PRODUCTS and Dtype(_weight_dtype(uses, reader)).act == "a8" for reader in readers)
-    return bool(readers) and products and value not in uses.outputs and {uses.dtype(value), uses.dtype(operand(node, "x").id)} == {"bf16"}
+    return bool(readers) and products and value not in uses.outputs and uses.dtype(value) == "bf16"
 
 
 def _product_glu(uses: Uses, node: Node) -> tuple[int, ...] | None:
@@ -249,6 +256,10 @@ PATTERNS = (
     Pattern(
         "rope_append", "elemwise.rope of q and k, and the attn.kv_append of k and v",
         "q and k to their dtype, then k and v as the cache casts them", _rope_append,
+    ),
+    Pattern(
+        "elementwise_codes", "linear.glu, elemwise.gelu, or an op of plan/formulas.py, whose result only products by weights with the "
+        "activation rule a8 read", "the result to its dtype, and then to codes and scales", _elementwise_codes,
     ),
 )  # fmt: skip
 

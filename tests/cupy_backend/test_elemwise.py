@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from cupy_backend.emulator import EmulatedDevice, Schedule
 from cupy_backend.errors import KernelError
-from cupy_backend.kernels import elemwise
+from cupy_backend.kernels import elemwise, linear
 from cupy_backend.kernels.elemwise import Part, PerRun
 from cupy_backend.launch import Array
+from poem.dtypes import activation
 from tests.cupy_backend.bounded import DTYPES, flavours, numbers, seeds, wide, within_bound
 from tests.cupy_backend.launching import Memory
 from tests.cupy_backend.running import schedules
@@ -61,7 +62,8 @@ def test_each_element_is_the_function_of_the_operands_elements(
     given_ = {}
     for number, name in enumerate(names.split()):
         one_row = name.isupper()
-        given_[name.lower()] = numbers(seed + number, shape[1:] if one_row else shape, "f32" if one_row else dtype, flavour)
+        drawn = numbers(seed + number, shape[1:] if one_row else shape, dtype, flavour)
+        given_[name.lower()] = drawn.astype(np.float32) if one_row else drawn
     arrays = [memory.give(name, array) for name, array in given_.items()]
     memory.run(elemwise.elementwise(function, arrays, memory.out("out", *shape, dtype=dtype), arch=ARCH))
     exact = {name: array.astype(np.float64) for name, array in given_.items()}
@@ -203,9 +205,8 @@ def test_gated_units_over_packed_halves_and_over_two_operands(
     x = numbers(seed, (rows, 2 * inter), dtype, flavour)
     gate, up = np.ascontiguousarray(x[:, :inter]), np.ascontiguousarray(x[:, inter:])
     given_ = memory.give("x", x if packed else gate)
-    memory.run(elemwise.glu(
-        given_, memory.out("out", rows, inter, dtype=dtype), up=None if packed else memory.give("up", up), arch=ARCH, **unit._asdict()
-    ))  # fmt: skip
+    computed = elemwise.glu(given_, None if packed else memory.give("up", up), **unit._asdict())
+    memory.run(elemwise.elementwise(*computed, memory.out("out", rows, inter, dtype=dtype), arch=ARCH))
     want = unit.of(gate.astype(np.float64), up.astype(np.float64))
     arguments = {"x": wide(x if packed else gate), "up": None if packed else wide(up), "inter": inter, **unit._asdict()}
     within_bound("linear.glu", [memory["out"]], [want], arguments)
@@ -214,8 +215,31 @@ def test_gated_units_over_packed_halves_and_over_two_operands(
 def test_a_limit_takes_the_place_of_nan() -> None:
     memory = Memory()
     x = memory.give("x", np.array([[np.nan, 3, 2, np.nan]], np.float32))
-    memory.run(elemwise.glu(x, memory.out("out", 1, 2, dtype="f32"), arch=ARCH, limit=1.0))
+    memory.run(elemwise.elementwise(*elemwise.glu(x, limit=1.0), memory.out("out", 1, 2, dtype="f32"), arch=ARCH))
     np.testing.assert_allclose(memory["out"], [[0.731059, -0.731059]], atol=1e-6)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 9), st.sampled_from((16, 128, 144, 1040)), st.sampled_from((UNITS[0], UNITS[4], None)), flavours, schedules, seeds)
+def test_codes_for_a_product_are_those_of_the_stored_result(
+    rows: int, width: int, unit: Unit | None, flavour: str, schedule: Schedule, seed: int
+) -> None:
+    """A gated unit, or a column added, in one launch with the rounding to codes and in two."""
+    memory, shapes = Memory(schedule), linear.codes_shapes(rows, width)
+    x = memory.give("x", numbers(seed, (rows, width if unit is None else 2 * width), "bf16", flavour))
+    row = memory.give("row", numbers(seed + 1, (width,), "bf16"))
+    computed = ("Add", [x, row]) if unit is None else elemwise.glu(x, **unit._asdict())
+    together, apart = (
+        (memory.out(f"{way} codes", *shapes[0], dtype="u8"), memory.out(f"{way} scales", *shapes[1], dtype="f32")) for way in ("1", "2")
+    )
+    memory.run(elemwise.elementwise_codes(*computed, *together, dtype="bf16"))
+    stored = memory.out("stored", rows, width, dtype="bf16")
+    memory.run([*elemwise.elementwise(*computed, stored, arch=ARCH), linear.quantise_activations(stored, *apart)])
+    codes, scales = activation.quantise(memory["stored"].astype(np.float32))
+    for way in ("1", "2"):
+        np.testing.assert_array_equal(memory[f"{way} codes"], codes, err_msg=f"{rows} x {width}, {unit}, {flavour}, seed {seed}")
+        np.testing.assert_array_equal(memory[f"{way} scales"][:, :rows], scales.T)
+        np.testing.assert_array_equal(memory[f"{way} scales"][:, rows:], 1)
 
 
 # ------------------------------------------------------------------------------------------------------------------------ the launch
@@ -242,6 +266,7 @@ def compiled() -> None:
         packed, out, plain = (
             Array("x", "read", (1, size), dtype) for size, dtype in ((2 * width, "bf16"), (width, "bf16"), (width, "f32"))
         )
-        launches += [launch for unit in UNITS for launch in elemwise.glu(packed, out, arch=ARCH, **unit._asdict())]
-        launches += [launch for unit in UNITS for launch in elemwise.glu(plain, plain, up=plain, arch=ARCH, **unit._asdict())]
+        for unit in UNITS:
+            launches += elemwise.elementwise(*elemwise.glu(packed, **unit._asdict()), out, arch=ARCH)
+            launches += elemwise.elementwise(*elemwise.glu(plain, plain, **unit._asdict()), plain, arch=ARCH)
     EmulatedDevice().prepare(launches)

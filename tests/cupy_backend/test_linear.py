@@ -137,7 +137,8 @@ def test_a_fused_gated_unit_equals_the_product_followed_by_the_unit(act, word, r
     # With batch_invariant both products are cut into the same slices, and so have the same bits before the unit.
     packed = product(x, w, out_dtype=BF16, batch_invariant=True).out
     memory = Memory()
-    memory.run(elemwise.glu(memory.give("x", packed), memory.give("out", np.zeros((rows, inter), BF16)), act=act, arch="sm_90a"))
+    unit, out = elemwise.glu(memory.give("x", packed), act=act), memory.give("out", np.zeros((rows, inter), BF16))
+    memory.run(elemwise.elementwise(*unit, out, arch="sm_90a"))
     fused = product(x, w, out_dtype=BF16, batch_invariant=True, act=act).out
     np.testing.assert_array_equal(fused.view(np.uint16), memory["out"].view(np.uint16), err_msg=f"{act} {word} {rows}")
 
@@ -180,7 +181,8 @@ def test_gated_units_by_warpgroups_equal_the_product_followed_by_the_unit(word):
     x, w = activations("normal", rows, width, 5), weight(word, 2 * inter, width, 5)
     packed = product(x, w, out_dtype=BF16, warpgroups=True).out
     memory = Memory()
-    memory.run(elemwise.glu(memory.give("x", packed), memory.give("out", np.zeros((rows, inter), BF16)), act="silu", arch="sm_90a"))
+    unit, out = elemwise.glu(memory.give("x", packed), act="silu"), memory.give("out", np.zeros((rows, inter), BF16))
+    memory.run(elemwise.elementwise(*unit, out, arch="sm_90a"))
     fused = product(x, w, out_dtype=BF16, warpgroups=True, act="silu")
     assert fused.launches[-1].source == "linear_warpgroups.cu"
     np.testing.assert_array_equal(fused.out.view(np.uint16), memory["out"].view(np.uint16), err_msg=word)

@@ -19,6 +19,7 @@ OTHERS = (
     "add_rmsnorm",
     "rmsnorm_codes",
     "add_rmsnorm_codes",
+    "elementwise_codes",
 )
 # What the rules refuse, and examples may ask for.
 REFUSED = {

@@ -170,8 +170,8 @@ def test_a_norm_whose_codes_are_multiplied_gives_the_bits_of_one_that_is_rounded
         found.append(run.run([Chunk(run.add_sequence(), list(range(19)))])["logits"])
         launches.append([launch.kernel.partition("<")[0] for launch in run.plan.launches])
     np.testing.assert_array_equal(*found)
-    assert (launches[0].count("rmsnorm_codes"), launches[0].count("quantise_runs")) == (1, 1), "the second product takes a gated unit"
-    assert (launches[1].count("rmsnorm_codes"), launches[1].count("quantise_runs")) == (0, 2)
+    assert (launches[0].count("rmsnorm_codes"), launches[0].count("elementwise_codes")) == (1, 1), "the second product takes a gated unit"
+    assert (launches[1].count("rmsnorm_codes"), launches[1].count("elementwise_codes")) == (0, 2)
 
 
 def test_pages_of_a_sequence_that_left_serve_another() -> None:

@@ -1,12 +1,14 @@
 """Rules for the ops on rows and elements: norms, gated units, rotary positions."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupy_backend.kernels import elemwise, linear, norms, rope
 from cupy_backend.kernels.arrays import unsupported
 from cupy_backend.launch import Array
+from cupy_backend.plan.formulas import FORMULAS
 from cupy_backend.plan.lowering import VALUE, Lowered, Lowering, elements
 from cupy_backend.plan.patterns import Group, operand
 from cupy_backend.plan.rules.registry import node_of, rule
@@ -38,9 +40,7 @@ def _rmsnorm_codes(lowering: Lowering, group: Group) -> Lowered:
     x, residual = lowering.value(add or norm, "x"), None if add is None else lowering.value(add, "y")
     if add is not None:
         lowering.places[add.results[0]] = lowering.columns(operand(add, "y").id)
-    shapes, name = linear.codes_shapes(*x.shape), f"{VALUE}{norm.results[0]}"
-    codes, scales = Array(f"{name}.codes", "write", shapes[0], "u8"), Array(f"{name}.scales", "write", shapes[1], "f32")
-    lowering.codes[norm.results[0]] = codes, scales
+    codes, scales = _codes_of(lowering, norm.results[0])
     launches = norms.rmsnorm_codes(
         x, lowering.weight(lowering.param(norm, "w"))["data"], codes, scales, eps=norm.attributes["eps"],
         plus_one=norm.op.endswith("plus_one"), residual=residual, nodes=group.nodes,
@@ -85,100 +85,97 @@ def _add_rmsnorm(lowering: Lowering, group: Group) -> Lowered:
     return Lowered(launches, 5 * elements(x))
 
 
-@rule("linear.glu")
-def _glu(lowering: Lowering, group: Group) -> Lowered:
-    node = node_of(lowering, group)
-    x, up = lowering.value(node, "x"), lowering.value(node, "up") if node.operands["up"] is not None else None
-    out = lowering.new(node.results[0])
-    options = {name: node.attributes[name] for name in ("act", "limit", "alpha", "beta", "up_cap")}
-    return Lowered(elemwise.glu(x, out, up=up, arch=lowering.options.arch, nodes=group.nodes, **options), 4 * elements(out))
-
-
 # -- one element from one of each operand --------------------------------------------------------------------------------------
-# By op: the function of elemwise.cu and its operands by parameter name. A number with ' behind is rounded to x's dtype first.
-FORMULAS = {
-    "elemwise.add": "Add x y",
-    "elemwise.residual_add": "Add y x",
-    "elemwise.add_bias": "Add x bias",
-    "elemwise.mul": "Multiply x y",
-    "elemwise.mul_scalar": "Multiply x s'",
-    "elemwise.scale": "Multiply x s",
-    "elemwise.cast": "Same x",
-    "elemwise.clamp": "Clamp x lo' hi'",
-    "elemwise.clamp_learned": "Clamp x lo hi",
-    "elemwise.standardize": "Standardize x bias scale",
-    "elemwise.silu": "Activated<SILU> x",
-    "elemwise.silu_scaled": "ScaledSilu x s",
-    "linear.gelu_tanh": "Activated<GELU_TANH> x",
-    "elemwise.tanh": "Tanh x",
-    "elemwise.relu": "Relu x",
-    "elemwise.relu2": "ReluSquared x",
-    "elemwise.gate_sigmoid_mul": "Gate x gate",
-    "attn.logit_softcap": "Softcap x cap",
-}
+class Computed(NamedTuple):
+    """What an op computes: a function of elemwise.cu, its operands, and the row of mapped parts that each row takes."""
+
+    function: str
+    operands: list[elemwise.Operand]
+    rows_of: Array | None = None
 
 
-@rule(*FORMULAS)
-def _formula(lowering: Lowering, group: Group) -> Lowered:
-    node = node_of(lowering, group)
+def _formula(lowering: Lowering, node: Node) -> Computed:
     function, *names = FORMULAS[node.op].split()
-    out = lowering.new(node.results[0])
-    return _elementwise(lowering, group, function, [_operand(lowering, node, name, out) for name in names], out)
+    return Computed(function, [_operand(lowering, node, name) for name in names])
 
 
-def _operand(lowering: Lowering, node: Node, name: str, out: Array) -> elemwise.Operand:
+def _operand(lowering: Lowering, node: Node, name: str) -> elemwise.Operand:
     name, is_rounded = name.rstrip("'"), name.endswith("'")
     if name in node.attributes:
+        type = lowering.graph.values[node.results[0]].type
+        assert type is not None
         with np.errstate(over="ignore"):  # a bound beyond the dtype bounds nothing
-            return float(np.array(node.attributes[name], STORAGE[out.dtype] if is_rounded else np.float32))
+            return float(np.array(node.attributes[name], STORAGE[type.dtype] if is_rounded else np.float32))
     if operand(node, name).kind == "param":
         return lowering.weight(lowering.param(node, name))["data"]
     return lowering.value(node, name)
 
 
-def _elementwise(
-    lowering: Lowering, group: Group, function: str, operands: list[elemwise.Operand], out: Array, rows_of: Array | None = None
-) -> Lowered:
-    launches = elemwise.elementwise(function, operands, out, arch=lowering.options.arch, rows_of=rows_of, nodes=group.nodes)
-    return Lowered(launches, len(operands) * elements(out))
+def _glu(lowering: Lowering, node: Node) -> Computed:
+    up = lowering.value(node, "up") if node.operands["up"] is not None else None
+    options = {name: node.attributes[name] for name in ("act", "limit", "alpha", "beta", "up_cap")}
+    return Computed(*elemwise.glu(lowering.value(node, "x"), up, **options))
 
 
-@rule("elemwise.gelu")
-def _gelu(lowering: Lowering, group: Group) -> Lowered:
-    node = node_of(lowering, group)
-    function = f"Activated<{'GELU_TANH' if node.attributes['tanh'] else 'GELU'}>"
-    return _elementwise(lowering, group, function, [lowering.value(node, "x")], lowering.new(node.results[0]))
+def _gelu(lowering: Lowering, node: Node) -> Computed:
+    return Computed(f"Activated<{'GELU_TANH' if node.attributes['tanh'] else 'GELU'}>", [lowering.value(node, "x")])
 
 
-@rule("elemwise.gate_sigmoid_mul_heads")
-def _gate_sigmoid_mul_heads(lowering: Lowering, group: Group) -> Lowered:
-    node = node_of(lowering, group)
+def _gate_sigmoid_mul_heads(lowering: Lowering, node: Node) -> Computed:
     gate = elemwise.PerRun(lowering.value(node, "gate"), node.attributes["head_dim"])
-    operands: list[elemwise.Operand] = [lowering.value(node, "x"), gate, float(node.attributes["scale"])]
-    return _elementwise(lowering, group, "ScaledGate", operands, lowering.new(node.results[0]))
+    return Computed("ScaledGate", [lowering.value(node, "x"), gate, float(node.attributes["scale"])])
 
 
-@rule("elemwise.gated_residual_add")
-def _gated_residual_add(lowering: Lowering, group: Group) -> Lowered:
-    node = node_of(lowering, group)
+def _gated_residual_add(lowering: Lowering, node: Node) -> Computed:
     rows_of = _rows_of(lowering, node)
     gate = elemwise.Part(lowering.value(node, "g"), 0, mapped=rows_of is not None)
-    operands: list[elemwise.Operand] = [lowering.value(node, "r"), gate, lowering.value(node, "y")]
-    return _elementwise(lowering, group, "AddGated", operands, lowering.new(node.results[0]), rows_of)
+    return Computed("AddGated", [lowering.value(node, "r"), gate, lowering.value(node, "y")], rows_of)
 
 
-@rule("elemwise.modulate")
-def _modulate(lowering: Lowering, group: Group) -> Lowered:
-    node = node_of(lowering, group)
+def _modulate(lowering: Lowering, node: Node) -> Computed:
     m, rows_of, form = lowering.value(node, "m"), _rows_of(lowering, node), node.attributes["form"]
     parts = [elemwise.Part(m, number, mapped=rows_of is not None) for number in range(2 if form == "scale_shift" else 1)]
     function = {"scale_shift": "ScaleShift", "scale": "ScaleByOneMore", "tanh_gate": "TanhGate"}[form]
-    return _elementwise(lowering, group, function, [lowering.value(node, "x"), *parts], lowering.new(node.results[0]), rows_of)
+    return Computed(function, [lowering.value(node, "x"), *parts], rows_of)
 
 
 def _rows_of(lowering: Lowering, node: Node) -> Array | None:
     """The row of a table that each row of the result takes, if the op has such a map."""
     return lowering.value(node, "lane_of_row") if node.operands["lane_of_row"] is not None else None
+
+
+COMPUTED: dict[str, Callable[[Lowering, Node], Computed]] = {
+    **dict.fromkeys(FORMULAS, _formula), "linear.glu": _glu, "elemwise.gelu": _gelu,
+    "elemwise.gate_sigmoid_mul_heads": _gate_sigmoid_mul_heads, "elemwise.gated_residual_add": _gated_residual_add,
+    "elemwise.modulate": _modulate,
+}  # fmt: skip
+
+
+@rule(*COMPUTED)
+def _elementwise(lowering: Lowering, group: Group) -> Lowered:
+    node = node_of(lowering, group)
+    function, operands, rows_of = COMPUTED[node.op](lowering, node)
+    out = lowering.new(node.results[0])
+    launches = elemwise.elementwise(function, operands, out, arch=lowering.options.arch, rows_of=rows_of, nodes=group.nodes)
+    return Lowered(launches, len(operands) * elements(out))
+
+
+@rule("elementwise_codes")
+def _elementwise_codes(lowering: Lowering, group: Group) -> Lowered:
+    """A result that only a8 products read: stored as the codes that they multiply."""
+    node = node_of(lowering, group)
+    function, operands, rows_of = COMPUTED[node.op](lowering, node)
+    codes, scales = _codes_of(lowering, node.results[0])
+    launches = elemwise.elementwise_codes(function, operands, codes, scales, dtype="bf16", rows_of=rows_of, nodes=group.nodes)
+    return Lowered(launches, (len(operands) + 3) * elements(codes))
+
+
+def _codes_of(lowering: Lowering, value: int) -> tuple[Array, Array]:
+    """Codes and scales in place of a value."""
+    (codes, scales), name = linear.codes_shapes(*lowering.shape(value)), f"{VALUE}{value}"
+    made = Array(f"{name}.codes", "write", codes, "u8"), Array(f"{name}.scales", "write", scales, "f32")
+    lowering.codes[value] = made
+    return made
 
 
 # -- rotary positions ----------------------------------------------------------------------------------------------------------
