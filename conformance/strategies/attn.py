@@ -65,17 +65,29 @@ def prefill(b: Build) -> None:
     b.call("attn.prefill", b.value(heads * head_dim), plan, cells, window, head_dim, kv_heads, head_dim**-0.5)
 
 
-@strategy("rope_append", flavours=FLAVOURS)
-def rope_append(b: Build) -> None:
-    """Keys and queries turned, keys and values stored, and attention over what was stored. Values come from an op, as the pattern asks."""
+def _turned_and_stored(b: Build, *, normed: bool) -> None:
+    """Keys and queries turned, keys and values stored, and attention over what was stored. Values come from an op, as the patterns ask."""
     head_dim, (heads, kv_heads) = b.pick(*HEAD_DIMS[:3]), b.pick(*GROUPS[:3])
     q, k, v = (b.value(count * head_dim) for count in (heads, kv_heads, kv_heads))
     width = kv_heads * head_dim
     v = b.call("elemwise.add_bias", b.gain(width), v)
     cells = b.kv([width, width], head_dim, b.pick(*CACHES[b.dtype]))
+    if normed:
+        op = b.pick("elemwise.rmsnorm_per_head", "elemwise.rmsnorm_per_head_plus_one")
+        q, k = (b.call(op, part, b.gain(head_dim), head_dim, 1e-5) for part in (q, k))
     q, k = b.call("elemwise.rope", q, k, b.positions(), head_dim, 10000.0)
     b.call("attn.kv_append", k, v, cells)
     b.call("attn.attend", q, cells, b.trace.handle, head_dim, kv_heads, head_dim**-0.5)
+
+
+@strategy("rope_append", flavours=FLAVOURS)
+def rope_append(b: Build) -> None:
+    _turned_and_stored(b, normed=False)
+
+
+@strategy("norm_rope_append", flavours=FLAVOURS)
+def norm_rope_append(b: Build) -> None:
+    _turned_and_stored(b, normed=True)
 
 
 @strategy("attn.dense", flavours=FLAVOURS)
