@@ -62,8 +62,8 @@ BUDGETS = (
     Budget("sampling.cu index_of_largest", registers=64),  # a warp for each row
     *(Budget(f"{file}.cu *", **PASS) for file in ("norms", "rope", "elemwise", "gather", "sampling", "linear_activations", "linear_plain")),
     Budget("attn.cu attention<*", spilled=64, instructions=("LDGSTS.E.BYPASS", "LDSM.16.M88.4", "LDSM.16.MT88.4", F16)),
-    Budget("attn.cu rope_append<bf16, *, 8, *", instructions=(LOAD,), **PASS),
-    Budget("attn.cu *", **PASS),
+    Budget("attn_append.cu rope_append<bf16, *, 8, *", instructions=(LOAD,), **PASS),
+    Budget("attn_append.cu *", **PASS),
     # Once a tile, around the error functions of its results.
     Budget("linear_warpgroups.cu *<bf16, bf16, GELU, *", spilled=40, instructions=("HGMMA.64x256x16.F32.BF16", *TMA), **WARPGROUPS),
     Budget("linear_warpgroups.cu *<bf16, bf16, *", instructions=("HGMMA.64x256x16.F32.BF16", *TMA), **WARPGROUPS),
