@@ -60,7 +60,7 @@ BUDGETS = (
     Budget("gather.cu copy_*<uint4*", instructions=(LOAD, STORE), **PASS),
     Budget("sampling.cu largest_of_pieces<bf16, 8>", instructions=(LOAD,), **PASS),
     Budget("sampling.cu index_of_largest", registers=64),  # a warp for each row
-    *(Budget(f"{file}.cu *", **PASS) for file in ("norms", "rope", "elemwise", "gather", "sampling", "linear_activations", "linear_plain")),
+    *(Budget(f"{file}.cu *", **PASS) for file in ("norms", "rope", "elemwise", "gather", "sampling", "linear_plain")),
     Budget("attn.cu attention<*", spilled=64, instructions=("LDGSTS.E.BYPASS", "LDSM.16.M88.4", "LDSM.16.MT88.4", F16)),
     Budget("attn_append.cu rope_append<bf16, *, 8, *", instructions=(LOAD,), **PASS),
     Budget("attn_append.cu *", **PASS),
