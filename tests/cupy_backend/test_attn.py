@@ -301,7 +301,7 @@ FAULTS = {
     "the largest score of four lanes only": ("most[i] = fmaxf(most[i], __shfl_xor_sync(WARP, most[i], 2));", ";"),
     "a copy that is not waited for": ("    cp_async_wait<STAGES - 2>();", "    cp_async_wait<STAGES - 1>();"),
     "a tile that is read before all threads have it": ("<STAGES - 2>();\n    __syncthreads();", "<STAGES - 2>();\n"),
-    "pages in the order of their numbers": ("const int page = b.pages[cell >> page_shift];", "const int page = cell >> page_shift;"),
+    "pages in the order of their numbers": ("page = b.pages[number];", "page = number;"),
     "weights of one part": ("x -= rounded.x;", "x = 0.0f;"),
 }
 FAULTS_OF_PIECES = {
@@ -476,9 +476,10 @@ def test_scores_that_overflow_below_leave_nothing_but_the_sink(decode, pieces, s
 def test_the_number_of_pieces_depends_on_the_batch_only_where_it_may():
     for tiles in (1, 7, 500):
         assert attn.pieces_of(tiles, 8, decode=True, arch="sm_90a", batch_invariant=True) == attn.INVARIANT_PIECES
-        assert attn.pieces_of(tiles, 8, decode=False, arch="sm_90a", batch_invariant=False) == 1
-    found = [attn.pieces_of(tiles, 8, decode=True, arch="sm_90a", batch_invariant=False) for tiles in (1, 7, 500)]
-    assert found == [attn.MAXIMUM_PIECES, 9, 1]
+        assert attn.pieces_of(tiles, 8, decode=False, arch="sm_90a", batch_invariant=True) == 1
+    for decode in (True, False):
+        found = [attn.pieces_of(tiles, 8, decode=decode, arch="sm_90a", batch_invariant=False) for tiles in (1, 7, 500)]
+        assert found == [attn.MAXIMUM_PIECES, 9, 1]
 
 
 @given(size=st.integers(1, 2**20) | st.integers(1, 100), page=st.integers(0, 2**31 - 1), beside=st.integers(-1, 1))
