@@ -1,9 +1,9 @@
 """Mutants that are no mistake: what they change cannot be seen in any result. Each is listed with the reason, which is an argument and not
 that it survived.
 
-`equivalent.diff` is read as it is written: a paragraph of comment is the reason of what follows it, `@@` names a file and a function, `-`
-is a line of it and each `+` behind that one what a mutant makes of it. Where a function has several lines alike, `@@ file function 2` is
-the second of them. So an entry stays right while lines move, and is stale as soon as its line changes.
+`equivalents/<source>.diff` is read as it is written: a paragraph of comment is the reason of what follows it, `@@` names a file and a
+function, `-` is a line of it and each `+` behind that one what a mutant makes of it. Where a function has several lines alike,
+`@@ file function 2` is the second of them. So an entry stays right while lines move, and is stale as soon as its line changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from pathlib import Path
 from conformance.mutants.generate import Mutant
 from poem.dataclass import dataclass
 
-LIST = Path(__file__).with_name("equivalent.diff")
+LISTS = Path(__file__).with_name("equivalents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,22 @@ def read(text: str) -> Iterator[Equivalent]:
         elif mark == "+" and place is not None and why:
             yield Equivalent((*place, was, rest), " ".join(why))
         elif mark:
-            raise ValueError(f"equivalent.diff:{number}: neither a reason, `@@ file function`, `-` nor `+`: {line}")
+            raise ValueError(f"line {number}: neither a reason, `@@ file function`, `-` nor `+`: {line}")
         reading = mark == "#"
 
 
-def sorted_out(mutants: Sequence[Mutant], text: str) -> tuple[dict[int, str], list[Equivalent]]:
+def entries(file: str) -> list[Equivalent]:
+    """Those of a source. ValueError for a list that cannot be read."""
+    path = LISTS / f"{Path(file).stem}.diff"
+    try:
+        return list(read(path.read_text())) if path.exists() else []
+    except ValueError as error:
+        raise ValueError(f"{path.name}, {error}") from None
+
+
+def sorted_out(mutants: Sequence[Mutant], entries: Sequence[Equivalent]) -> tuple[dict[int, str], list[Equivalent]]:
     """Of the mutants, the reasons of those that are listed, by number; and the entries that no mutant is."""
-    listed = {entry.key: entry for entry in read(text)}
+    listed = {entry.key: entry for entry in entries}
     reasons = {mutant.number: listed[mutant.key].why for mutant in mutants if mutant.key in listed}
     found = {mutant.key for mutant in mutants}
-    files = {mutant.file for mutant in mutants}
-    return reasons, [entry for entry in listed.values() if entry.key not in found and entry.key[0] in files]
+    return reasons, [entry for entry in listed.values() if entry.key not in found]

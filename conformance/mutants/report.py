@@ -1,7 +1,7 @@
 """What became of all mutants, as data and as text."""
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from typing import Any
 
@@ -23,10 +23,10 @@ class MutantReport:
     texts: of the sources, by file.
     """
 
-    results: Sequence[Result] = ()
+    results: list[Result] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
-    stale: Sequence[Equivalent] = ()
-    not_tried: frozenset[int] = frozenset()
+    stale: list[Equivalent] = field(default_factory=list)
+    not_tried: set[int] = field(default_factory=set)
     uncompilable: int = 0
     false_alarm: str = ""
     seconds: float = 0.0
@@ -97,7 +97,7 @@ def as_text(report: MutantReport) -> str:
     for result in report.wrongly_equivalent:
         lines += [f"NOT EQUIVALENT {result.mutant.name}: {result.trial} finds it ({result.how}), though it is listed as no mistake:",
                   f"  {report.reasons[result.mutant.number]}", *report.diff(result), ""]  # fmt: skip
-    lines += [f"STALE entry of equivalent.diff: {entry}" for entry in report.stale]
+    lines += [f"STALE entry of the equivalent mutants: {entry}" for entry in report.stale]
     lines += [*_table("file", report.counts(lambda result: result.mutant.file)), ""]
     lines += [*_table("operator", report.counts(lambda result: result.mutant.operator), {name: meaning(name) for name in OPERATORS}), ""]
     return "\n".join([*lines, _verdict(report)])

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from conformance import mutants
 from conformance.mutants import generate
 from conformance.mutants.engine import Engine, FalseAlarm, Result
-from conformance.mutants.equivalent import LIST, read, sorted_out
-from conformance.mutants.generate import Mutant, Schemata, all_mutants, mutants_of
+from conformance.mutants.equivalent import entries, read, sorted_out
+from conformance.mutants.generate import Mutant, Schemata, all_mutants, files_of, mutants_of
 from conformance.mutants.operators import OPERATORS
 from conformance.mutants.processes import cpu_limit, in_processes
 from conformance.mutants.report import MutantReport, as_text
@@ -175,16 +176,38 @@ def test_every_kernel_file_has_mutants_and_together_there_are_hundreds() -> None
     assert len({mutant.key for mutant in made}) == len(made), "keys tell mutants apart"
 
 
-def test_no_entry_of_the_equivalent_mutants_is_stale() -> None:
-    reasons, stale = sorted_out(all_mutants(sources.folder()), LIST.read_text())
+@pytest.mark.parametrize("path", files_of(sources.folder()), ids=lambda path: path.name)
+def test_no_entry_of_the_equivalent_mutants_is_stale(path: Path) -> None:
+    reasons, stale = sorted_out(mutants_of(path, sources.folder()), entries(path.name))
     assert not stale, "\n".join(map(str, stale))
     assert all(len(why) > 20 for why in reasons.values()), "a reason is an argument"
 
 
-def test_examples_of_the_suite_exist() -> None:
-    names = [trial.name for trials in mutants.rounds(mutants.SUITE.read_text()) for trial in trials]
+@pytest.mark.parametrize("path", files_of(sources.folder()), ids=lambda path: path.name)
+def test_examples_of_the_suite_exist(path: Path) -> None:
+    names = [trial.name for trials in mutants.rounds(path.name) for trial in trials]
+    assert names
     assert len(set(names)) == len(names)
     assert all(ExampleTrial(name).schedule for name in names)
+
+
+def test_a_sample_has_every_kind_of_mistake_in_every_function() -> None:
+    made = all_mutants(sources.folder(), ["rope.cu"])
+    few, more = mutants.sampled(made, 1), mutants.sampled(made, 2)
+
+    def kinds(among: Sequence[Mutant]) -> Counter[tuple[str, str]]:
+        return Counter((mutant.function, mutant.operator) for mutant in among)
+
+    assert set(few) < set(more) < set(made)
+    assert kinds(few) == dict.fromkeys(kinds(made), 1)
+    assert kinds(more) == {kind: min(count, 2) for kind, count in kinds(made).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", files_of(sources.folder()), ids=lambda path: path.name)
+def test_a_sample_of_the_mistakes_is_found(path: Path) -> None:
+    report = mutants.run(files=[path.name], sample=1)
+    assert report.passed, as_text(report)
 
 
 def test_a_list_of_equivalents_is_read_as_it_is_written() -> None:
@@ -195,7 +218,7 @@ def test_a_list_of_equivalents_is_read_as_it_is_written() -> None:
         (("a.cu", "g", 2, "y", "z"), "One reason on two lines."),
         (("b.cu", "f", 1, "u", "v"), "Another."),
     ]
-    with pytest.raises(ValueError, match=r"equivalent\.diff:2"):
+    with pytest.raises(ValueError, match="line 2"):
         list(read("# why\n+x\n"))
 
 
