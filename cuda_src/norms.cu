@@ -60,7 +60,7 @@ POEM_DEVICE void rms(int size, float eps, Read read, Again again, Write write) {
   float held[ITEMS > 0 ? ITEMS : 1][VEC];
   float squares = 0.0f;
   for_packs<VEC, ITEMS, THREADS>(size, [&](int i, int column, bool inside) {
-    float (&v)[VEC] = held[ITEMS > 0 ? i : 0];
+    auto& v = held[ITEMS > 0 ? i : 0];
     if (!inside) return;
     read(v, column);
 #pragma unroll
@@ -68,7 +68,7 @@ POEM_DEVICE void rms(int size, float eps, Read read, Again again, Write write) {
   });
   const float scale = 1.0f / sqrtf(run_sum<THREADS>(squares) / (float)size + eps);
   for_packs<VEC, ITEMS, THREADS>(size, [&](int i, int column, bool inside) {
-    float (&v)[VEC] = held[ITEMS > 0 ? i : 0];
+    auto& v = held[ITEMS > 0 ? i : 0];
     if (ITEMS == 0 && inside) again(v, column);
     write(v, scale, column, inside);
   });
@@ -208,7 +208,7 @@ template <class T, class W, class B, int VEC, int ITEMS, int THREADS> __global__
   float held[ITEMS > 0 ? ITEMS : 1][VEC];
   float sum = 0.0f;
   for_packs<VEC, ITEMS, THREADS>(width, [&](int i, int column, bool inside) {
-    float (&v)[VEC] = held[ITEMS > 0 ? i : 0];
+    auto& v = held[ITEMS > 0 ? i : 0];
     if (!inside) return;
     load_floats(v, x + row + column);
 #pragma unroll
@@ -222,7 +222,7 @@ template <class T, class W, class B, int VEC, int ITEMS, int THREADS> __global__
   };
   float squares = 0.0f;
   for_packs<VEC, ITEMS, THREADS>(width, [&](int i, int column, bool inside) {
-    float (&v)[VEC] = held[ITEMS > 0 ? i : 0];
+    auto& v = held[ITEMS > 0 ? i : 0];
     if (!inside) return;
     centre(v, column);
 #pragma unroll
@@ -230,7 +230,7 @@ template <class T, class W, class B, int VEC, int ITEMS, int THREADS> __global__
   });
   const float scale = 1.0f / sqrtf(run_sum<THREADS, 2>(squares) / (float)width + eps);
   for_packs<VEC, ITEMS, THREADS>(width, [&](int i, int column, bool inside) {
-    float (&v)[VEC] = held[ITEMS > 0 ? i : 0];
+    auto& v = held[ITEMS > 0 ? i : 0];
     if (!inside) return;
     if (ITEMS == 0) centre(v, column);
     multiply<false>(v, scale, gain, column);

@@ -246,11 +246,11 @@ class _Parser:
                 before = at - 1
                 while self.text(before) in ("const", "noexcept"):
                     before -= 1
-                if self.text(before) == ")":
+                if self.text(before) == ")" and not self._says(before, "constexpr"):
                     self.function(self.partner[before], before, at)
                     at = self.partner[at] + 1
                     continue
-                if self._opens_names(at):
+                if self._says(at - 1, "namespace", "struct", "union"):
                     self.outside(at + 1, self.partner[at])
                 at = self.partner[at] + 1
             elif self.text(at) in ("(", "[", "<") and at in self.partner:
@@ -258,11 +258,10 @@ class _Parser:
             else:
                 at += 1
 
-    def _opens_names(self, brace: int) -> bool:
-        """Whether a brace opens a namespace or a struct."""
-        at = brace - 1
+    def _says(self, at: int, *words: str) -> bool:
+        """Whether the declaration that a token ends has one of these words."""
         while at >= 0 and self.text(at) not in (";", "{", "}"):
-            if self.text(at) in ("namespace", "struct", "union"):
+            if self.text(at) in words:
                 return True
             at -= 1
         return False
@@ -436,7 +435,7 @@ class _Parser:
                 at = self.partner[at + 1] + 1
             elif token.text == "[" and (at == first or not self.source.ends_operand(at - 1)):
                 at = self.closure(at)
-            elif token.text == "(" and self.source.is_cast(at, self.partner[at]):
+            elif token.text == "(" and (self.source.is_cast(at, self.partner[at]) or self._folded_constants(at)):
                 at = self.partner[at] + 1
             else:
                 self.source.free[at] = True
@@ -444,6 +443,11 @@ class _Parser:
                 if token.kind == "name" and self.text(at - 1) not in (".", "->", "::"):
                     self.use(at)
                 at += 1
+
+    def _folded_constants(self, opening: int) -> bool:
+        """Whether parentheses hold a constant of each argument of a pack: `(UNITS + ...)`."""
+        closing = self.partner[opening]
+        return self.text(closing - 1) == "..." and closing == opening + 4 and self.source.is_constant(opening + 1, opening + 1)
 
     def use(self, at: int) -> None:
         name = self.text(at)

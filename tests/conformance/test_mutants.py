@@ -133,6 +133,12 @@ def test_what_the_compiler_evaluates_is_left_alone(text: str, tmp_path: Path) ->
     assert {mutant.operator for mutant in made} <= {"missing statement"}
 
 
+def test_functions_and_folds_of_constants_that_the_compiler_evaluates_are_left_alone(tmp_path: Path) -> None:
+    text = "constexpr int f(int a) { return a + 1; }\ntemplate <int... N> void g(int a) {\n  a = (N + ...);\n  ((a = a + N), ...);\n}"
+    made = {mutant.becomes for mutant in mutants_of_text(text, tmp_path)}
+    assert made == {";", "((a = a), ...);"}, "what a fold does with each argument is not known to the compiler"
+
+
 def test_what_only_a_device_or_only_the_emulator_sees_is_left_alone(tmp_path: Path) -> None:
     text = "int f(int a) {\n#ifdef POEM_EMULATED\n  a = a + 1;\n#else\n  a = a + 2;\n#endif\n  return a;  // a + 3\n}"
     assert not mutants_of_text(text, tmp_path)
