@@ -162,7 +162,7 @@ template <class F, int VEC, class T, class... Operands> __global__ void __launch
       store(out + place.at, computed<F, T, VEC>(operands.template read<VEC>(place)...));
     } else {
       for (int64_t at = place.at; at < count; ++at)
-        store(out + at, computed<F, T, 1>(operands.template read<1>(Place{at, 0, 1, rows_of})...));
+        store(out + at, computed<F, T, 1>(operands.template read<1>(Place{at})...));
     }
   }
 }

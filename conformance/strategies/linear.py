@@ -15,7 +15,7 @@ ODD_INNER = (1040, 40)
 OUTER = (16, 8, 24, 136, 5, 1)
 GLU_FORMS: tuple[dict[str, Any], ...] = (
     {}, {"act": "gelu_tanh"}, {"act": "gelu"}, {"limit": 0.5}, {"limit": 0.75, "alpha": 1.702}, {"act": "situ", "beta": 2.0},
-    {"act": "situ", "beta": 2.0, "up_cap": 1.0},
+    {"act": "situ", "beta": 2.0, "up_cap": 1.5},
 )  # fmt: skip
 EXPERTS, SLOTS = 8, 3
 
