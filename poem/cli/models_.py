@@ -62,7 +62,9 @@ def _models(package: Package, catalogue: Catalogue) -> list[dict[str, Any]]:
 
 def _print_package(package: Package, catalogue: Catalogue, deployments: bool) -> None:
     hides = [other for path, other in catalogue.shadowed if path == package.path]
-    note = "  (overrides the shipped one)" if any(other.parent == shipped_models() for other in hides) else ""
+    text = package.path.read_bytes()
+    edited = any(other.parent == shipped_models() and other.read_bytes() != text for other in hides)  # else it is the copy made at a start
+    note = "  (overrides the shipped one)" if edited else ""
     print(f"{package.name}  {package.path}{note}")
     models = _models(package, catalogue)
     width = max((len(model["id"]) for model in models), default=0)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import poem
 from poem.cli.main import main
 from poem.cli.new_ import starter
+from poem.home import shipped_models
 from poem.package import load_package, load_package_from_texts
 from tests.poem.language.package_texts import FOLDER, TOY, swapped
 
@@ -100,6 +102,14 @@ def test_models_says_when_a_file_overrides_a_shipped_one(
     monkeypatch.setenv("POEM_HOME", str(tmp_path))
     assert main(["models"]) == 0
     assert f"llama_3  {tmp_path}/models/llama_3.poem  (overrides the shipped one)" in capsys.readouterr().out
+    (tmp_path / "models" / "llama_3.poem").write_bytes((shipped_models() / "llama_3.poem").read_bytes())
+    assert main(["models"]) == 0
+    assert f"llama_3  {tmp_path}/models/llama_3.poem\n" in capsys.readouterr().out, "a plain copy overrides nothing"
+
+
+def test_the_command_runs_as_a_module() -> None:
+    ran = subprocess.run([sys.executable, "-m", "poem", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"poem {poem.__version__}\n"
 
 
 def test_models_of_one_package_lists_its_deployments(capsys: pytest.CaptureFixture[str]) -> None:
