@@ -1,18 +1,20 @@
 """A backend against the interpreter: every launch on the interpreter's operands, and the whole run, prefill and decode."""
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from conformance.compare import Subject, row_of
 from conformance.greedy import decode
-from conformance.isolated import Judged, prompt_alone, run_isolated
+from conformance.isolated import Judged, prompt_alone, run_isolated, steps_of
+from conformance.kernel_errors import kernel_error
 from conformance.metrics import fractions, ulp_distance
 from conformance.perturbed import factor_for, run_perturbed
 from conformance.report import Comparison, Fault, Op, Row
 from interp import Session as Interpreter
+from poem.graph import Node
 
 if TYPE_CHECKING:
     from cupy_backend.session import Session
@@ -67,8 +69,13 @@ def accumulated(subject: Subject, session: "Session") -> list[Row]:
     watched = frozenset({*hidden, subject.logits})
     exact = Interpreter(graph, subject.tensors, mode="exact", casts=True)
     tokens = ids[:-1] if len(ids) > prompt else ids
-    run = run_perturbed(exact, subject.weights, tokens, watched, sources=["native"], seed=subject.seed)
     decoded = decode(session, ids, prompt, watched)
+    steps = steps_of(session)
+
+    def added(node: Node, given: Mapping[str, Any]) -> np.ndarray | float:
+        return kernel_error(graph, node, steps[node.id][2], given, deviations=1.0)
+
+    run = run_perturbed(exact, subject.weights, tokens, watched, sources=["native"], seed=subject.seed, added=added)
     factor = factor_for(sum(array.size for array in run.exact.values()))
     rows = []
     for name, value in [*((f"hidden.{i}", value) for i, value in enumerate(hidden)), ("logits", subject.logits)]:

@@ -178,12 +178,16 @@ def _launched(
         return tuple(native[id] for id in node.results)
 
     session.run([replace(chunk, sequence=sequences[chunk.sequence]) for chunk in pass_.batch], observe, pass_.inputs)
-    steps = {
+    return _Launched(got, cells, steps_of(session))
+
+
+def steps_of(session: "Session") -> dict[int, tuple[int, tuple[int, ...], tuple[str, ...]]]:
+    """Of each node, the number of its step in the session's plan, all nodes of that and its kernels."""
+    return {
         id: (number, step.nodes, tuple(launch.kernel for launch in step.launches))
         for number, step in enumerate(session.plan.steps)
         for id in step.nodes
     }
-    return _Launched(got, cells, steps)
 
 
 def _judge_pass(

@@ -1,5 +1,6 @@
 """What kernels add to the bound of an op: errors of tensor cores that float32 arithmetic does not make, as each kernel states them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,21 +14,25 @@ from poem.graph import Graph, Node, Ref
 
 # Tensor cores that multiply 8-bit floats cut each of 32 products and the sum before them to 13 bits below the largest of these, four
 # times within a run of 128 columns; sums of runs are float32.
-FP8_ERROR = 4 * 33 * 2.0**-13
+FP8_CUTS, FP8_CUT = 4 * 33, 2.0**-13
 FP8_KERNELS = (", e4m3, e4m3, ", "product_by_warpgroups<e4m3, ")  # in the names of the instantiations that do so
 
 
-def kernel_error(graph: Graph, node: Node, kernels: Sequence[str], given: Mapping[str, Any]) -> np.ndarray | float:
+def kernel_error(
+    graph: Graph, node: Node, kernels: Sequence[str], given: Mapping[str, Any], *, deviations: float = 0.0
+) -> np.ndarray | float:  # fmt: skip
     """How far the first result of a node may be from its bound's on account of the kernels that make it, broadcastable to the result.
 
-    given: the node's operands and attributes by name, as `Operands.of` returns them.
+    given: the node's operands and attributes by name, as `Operands.of` returns them. deviations: of a sum of errors, as in `Arithmetic`;
+    0 adds up the largest ones.
     """
     if not kernels:
         return 0.0
     if node.op in ("attn.attend", "attn.prefill") and isinstance(given["cache"], Cells):
         return _attend(graph, node, given)
     if node.op in ("linear.matmul", "linear.lm_head") and any(name in kernel for name in FP8_KERNELS for kernel in kernels):
-        return _product(graph, node, given)
+        cuts = deviations * math.sqrt(FP8_CUTS) if deviations else FP8_CUTS
+        return cuts * FP8_CUT * _sum_of_magnitudes(graph, node, given)
     return 0.0
 
 
@@ -54,11 +59,11 @@ def _attend(graph: Graph, node: Node, given: Mapping[str, Any]) -> np.ndarray:
     return (WEIGHT_ERROR[type.dtype] + WEIGHT_FLOOR[type.dtype] * max(map(len, planes))) * by_head.reshape(-1)
 
 
-def _product(graph: Graph, node: Node, given: Mapping[str, Any]) -> np.ndarray:
+def _sum_of_magnitudes(graph: Graph, node: Node, given: Mapping[str, Any]) -> np.ndarray:
     weight = node.operands["w"]
     assert isinstance(weight, Ref)
     assert Dtype(graph.params[weight.id].dtype).act == "a8"
-    return FP8_ERROR * (np.abs(_values(given["x"])) @ np.abs(given["w"]).T.astype(np.float64))
+    return np.abs(_values(given["x"])) @ np.abs(given["w"]).T.astype(np.float64)
 
 
 def _values(operand: np.ndarray | Running) -> np.ndarray:

@@ -8,10 +8,11 @@ the number of runs and the stated risk give the factor on the measured spread: S
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count, cycle
+from typing import Any
 
 import numpy as np
 
@@ -48,15 +49,19 @@ class Perturbed:
         return sum(factor_for(elements, RUNS_OF[source]) * self.spread[source][value] for source in sources)  # type: ignore[return-value]
 
 
+Added = Callable[[Node, Mapping[str, Any]], Error]  # what a node's first result errs besides, from its operands by name
+
+
 def run_perturbed(
-    session: Session, weights: Weights, tokens: Sequence[int], watched: Collection[int], *, sources: Sequence[str], seed: int
-) -> Perturbed:
+    session: Session, weights: Weights, tokens: Sequence[int], watched: Collection[int], *, sources: Sequence[str], seed: int,
+    added: Added = lambda node, given: 0.0,
+) -> Perturbed:  # fmt: skip
     """Run tokens once exactly and RUNS times for each source with perturbed results, all as lanes of one pass.
 
     session: in exact mode; where it keeps casts, moved values are cast, so codes flip as often as the errors make them.
-    watched: the values to keep. sources: keys of RUNS_OF.
+    watched: the values to keep. sources: keys of RUNS_OF. added: one deviation of what an implementation errs besides.
     """
-    run = _Run(session.graph, weights, tokens, frozenset(watched), sources, seed, session.numeric.casts)
+    run = _Run(session.graph, weights, tokens, frozenset(watched), sources, seed, session.numeric.casts, added)
     sequences = [session.add_sequence() for _ in range(run.lanes)]
     session.run([Chunk(sequence, list(tokens), readouts="all") for sequence in sequences], run.observe)
     for sequence in sequences:
@@ -66,9 +71,10 @@ def run_perturbed(
 
 class _Run:
     def __init__(
-        self, graph: Graph, weights: Weights, tokens: Sequence[int], watched: frozenset[int], sources: Sequence[str], seed: int, casts: bool
-    ) -> None:
-        self.graph, self.watched, self.sources = graph, watched, sources
+        self, graph: Graph, weights: Weights, tokens: Sequence[int], watched: frozenset[int], sources: Sequence[str], seed: int,
+        casts: bool, added: Added,
+    ) -> None:  # fmt: skip
+        self.graph, self.watched, self.sources, self.added = graph, watched, sources, added
         # A rounding error is uniform within its bound, so n of them move a sum by sqrt(n) bounds' worth: one deviation. How many
         # deviations an error may reach is for `factor_for` to say, once.
         self.operands = Operands(graph, weights, one_lane(tokens), replace(ORIGINAL, deviations=1.0), casts)
@@ -83,8 +89,9 @@ class _Run:
         bounds = self.operands.bounds(node, mine)
         if node.op in APPENDS:
             return None
+        added = self.added(node, self.operands.of(node))
         self.operands.keep(node, mine)
-        for value, result, bound in zip(node.results, results, bounds, strict=True):
+        for which, (value, result, bound) in enumerate(zip(node.results, results, bounds, strict=True)):
             if not _by_lane(result, self.lanes):
                 continue
             lanes = result.reshape(self.lanes, -1, result.shape[1])
@@ -92,7 +99,7 @@ class _Run:
                 raise AssertionError(f"ops.{node.op} gives a result that is not contiguous")
             exact, first = lanes[0], 1
             for source in self.sources:
-                error = self._error(source, value, exact, bound.error, BOUNDS[node.op].copies)
+                error = self._error(source, value, exact, bound.error + (0.0 if which else added), BOUNDS[node.op].copies)
                 moved = lanes[first : first + RUNS_OF[source]]
                 first += RUNS_OF[source]
                 if np.any(error):

@@ -62,8 +62,8 @@ def _models(package: Package, catalogue: Catalogue) -> list[dict[str, Any]]:
 
 def _print_package(package: Package, catalogue: Catalogue, deployments: bool) -> None:
     hides = [other for path, other in catalogue.shadowed if path == package.path]
-    text = package.path.read_bytes()
-    edited = any(other.parent == shipped_models() and other.read_bytes() != text for other in hides)  # else it is the copy made at a start
+    shipped = [other for other in hides if other.parent == shipped_models()]
+    edited = any(other.read_text() != package.files[other.name] for other in shipped)  # else it is the copy that was made at a start
     note = "  (overrides the shipped one)" if edited else ""
     print(f"{package.name}  {package.path}{note}")
     models = _models(package, catalogue)

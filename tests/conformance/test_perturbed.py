@@ -1,13 +1,17 @@
 """Perturbed runs: the factor on a spread follows from the risk, and the bounds hold for runs that round elsewhere."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 
 from conformance.arithmetic import RISK
 from conformance.golden import open_golden
-from conformance.operands import Weights
+from conformance.operands import APPENDS, Weights
 from conformance.perturbed import RUNS, factor_for, run_perturbed, student_tail, uniform
 from interp import Session
+from poem.graph import Node
 from tests.conformance.dense import dense, folder
 
 
@@ -87,3 +91,20 @@ def test_only_the_sources_asked_for_are_perturbed() -> None:
     logits = graph.output("logits").id
     run = run_perturbed(Session(graph, weights, mode="exact"), Weights(graph, weights), tokens, [logits], sources=["original"], seed=0)
     assert list(run.spread) == ["original"]
+
+
+def test_what_an_implementation_errs_besides_is_part_of_the_spread() -> None:
+    graph, _, _, weights = dense("llama31-mini")
+    tokens = open_golden(folder("llama31-mini")).tokens
+    logits = graph.output("logits").id
+    last = next(node for node in graph.nodes if logits in node.results)
+    asked = []
+
+    def added(node: Node, given: Mapping[str, Any]) -> float:
+        asked.append(node.id)
+        return 3.0 if node is last else 0.0
+
+    session = Session(graph, weights, mode="exact")
+    run = run_perturbed(session, Weights(graph, weights), tokens, [logits], sources=["original"], seed=0, added=added)
+    assert np.mean(run.spread["original"][logits] ** 2) == pytest.approx(3.0, rel=0.05), "uniform in -3..3 has variance 3"
+    assert len(asked) == sum(node.op not in APPENDS for node in graph.nodes)
