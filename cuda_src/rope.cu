@@ -40,8 +40,9 @@ template <class T, class P, int VEC, bool NEIGHBOURS> __global__ void __launch_b
     Pack<T, VEC> a = load<T, VEC>(from + at.x);
     if (at.y >= 0) {
       if constexpr (NEIGHBOURS) {
+        static_assert(VEC % 2 == 0, "a pack has both channels of a pair");
 #pragma unroll
-        for (int j = 0; j + 1 < VEC; j += 2) turn(a.at[j], a.at[j + 1], turns[(i * VEC + j) / 2]);
+        for (int j = 0; j < VEC; j += 2) turn(a.at[j], a.at[j + 1], turns[(i * VEC + j) / 2]);
       } else {
         Pack<T, VEC> b = load<T, VEC>(from + at.y);
 #pragma unroll

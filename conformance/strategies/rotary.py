@@ -8,6 +8,7 @@ from poem.ops.operands import Scaling, Value
 
 FORMS = ("half", "interleaved", "proportional", "mrope_interleaved", "mrope_chunked", "mrope_blocked", "mrope_split")
 HEADS = ((2, 1), (1, 1), (8, 2), (5, 3))  # of q, of k
+WIDE = 520  # more pairs, and with several heads more vectors of channels, than a block has threads
 FURTHEST = 5000  # position
 ORIGINAL = 4  # positions that scalings were trained for: batches have shorter and longer sequences
 
@@ -16,7 +17,7 @@ ORIGINAL = 4  # positions that scalings were trained for: batches have shorter a
 def rope(b: Build) -> None:
     (heads, kv_heads), form = b.pick(*HEADS), b.pick(*FORMS)
     by_sections = form in ("mrope_blocked", "mrope_split")  # which say what turns, so that nothing else does
-    head_dim = b.pick(64, 8, 128, 10) if by_sections else b.pick(64, 8, 128, 10, 9)
+    head_dim = b.pick(64, 8, 128, 10, WIDE) if by_sections else b.pick(64, 8, 128, 10, 9, WIDE)
     rotary = None if by_sections else b.pick(4, 8) if head_dim % 2 else b.pick(None, 4, 8)
     pairs = (rotary or head_dim) // 2
     b.call(
