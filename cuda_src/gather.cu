@@ -6,7 +6,7 @@
 using namespace poem;
 
 POEM_DEVICE int64_t thread_of_grid() { return blockIdx.x * (int64_t)256 + threadIdx.x; }
-POEM_DEVICE int row_or_first(int row, int limit) { return row >= 0 && row < limit ? row : 0; }
+POEM_DEVICE int row_or_first(int row, int limit) { return (uint32_t)row < (uint32_t)limit ? row : 0; }
 
 // out[i] = x[rows[i]] for rows of `units` units. A row outside 0 .. limit - 1 is row 0, or zeros with ZEROS.
 template <class V, bool ZEROS> __global__ void __launch_bounds__(256)
@@ -14,9 +14,8 @@ template <class V, bool ZEROS> __global__ void __launch_bounds__(256)
   const int64_t i = thread_of_grid();
   if (i >= (int64_t)count * units) return;
   const int64_t to = i / units, unit = i - to * units;
-  const int from = rows[to];
-  if (ZEROS && (from < 0 || from >= limit)) out[i] = V{};
-  else out[i] = x[(int64_t)row_or_first(from, limit) * units + unit];
+  const int named = rows[to], from = row_or_first(named, limit);
+  out[i] = ZEROS && from != named ? V{} : x[(int64_t)from * units + unit];
 }
 
 // `units` units of each row, from `first` on, of rows of `stride` units.
@@ -80,7 +79,7 @@ template <class T, int VEC> __global__ void __launch_bounds__(256)
   for (int tap = 0; tap < size; ++tap) {
     const Pack<T, VEC> v = *reinterpret_cast<const Pack<T, VEC>*>(x + (row * size + tap) * width + column);
 #pragma unroll
-    for (int j = 0; j < VEC; ++j) sum[j] = tap ? sum[j] + to_float(v.at[j]) : to_float(v.at[j]);
+    for (int j = 0; j < VEC; ++j) sum[j] += to_float(v.at[j]);
   }
   Pack<T, VEC> y;
 #pragma unroll
@@ -100,7 +99,7 @@ template <class T, int VEC> __global__ void __launch_bounds__(256)
     const int64_t from = row_or_first(ids[row * taps + tap], vocab);
     const Pack<T, VEC> v = *reinterpret_cast<const Pack<T, VEC>*>(table + from * width + column);
 #pragma unroll
-    for (int j = 0; j < VEC; ++j) sum[j] = tap ? sum[j] + weight * to_float(v.at[j]) : weight * to_float(v.at[j]);
+    for (int j = 0; j < VEC; ++j) sum[j] += weight * to_float(v.at[j]);
   }
   Pack<T, VEC> y;
 #pragma unroll

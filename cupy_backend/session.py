@@ -14,6 +14,7 @@ from cupy_backend.plan import inputs as pass_inputs
 from cupy_backend.plan.build import ARENA
 from cupy_backend.plan.lowering import cells_name, given_name
 from cupy_backend.plan.prepare import stored_planes
+from poem import axes
 from poem.batch import Batch, Geometry, PageTable, geometry
 from poem.dtypes.leaves import STORAGE
 from poem.dtypes.tensor import Tensor
@@ -318,7 +319,7 @@ class Session:
         """Rows of a value in the pass; None for all, where its axis is none of the padded ones."""
         type = self.graph.values[value].type
         sizes = {"tokens": pass_.rows, "readouts": len(pass_.readout_rows), "lanes": pass_.lanes}
-        return None if type is None or not isinstance(type.rows, str) else sizes.get(type.rows)
+        return None if type is None else axes.count(type.rows, sizes)
 
     def _observe(self, made: Plan, step: Step, pass_: Geometry, observe: Observer) -> None:
         for id in step.nodes:

@@ -5,6 +5,7 @@ axis (`lanes+1`), or an int for a constant number of rows. Two axes are the same
 """
 
 import math
+from collections.abc import Mapping
 
 AXES = ("tokens", "readouts", "lanes", "patches", "images", "voxels", "clips")
 
@@ -48,6 +49,15 @@ def bounds(axis: Axis) -> Axis:
 def is_bounds(axis: Axis) -> bool:
     """Whether values on `axis` can be bounds lists."""
     return isinstance(axis, int) or axis.endswith("+1")
+
+
+def count(axis: Axis, sizes: Mapping[str, int]) -> int | None:
+    """How many rows an axis has where words have `sizes`; None for a word that has none."""
+    if isinstance(axis, int):
+        return axis
+    base, plus, _ = axis.partition("+")
+    word, up, down = _factors(base)
+    return sizes[word] * up // down + bool(plus) if word in sizes else None
 
 
 def _factors(axis: str) -> tuple[str, int, int]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from poem import axes
 from poem.batch import Chunk
 from poem.dtypes import FLOATS, Dtype
 from poem.dtypes.leaves import STORAGE, encode
@@ -237,14 +238,11 @@ class Build:
 
 
 def _rows(axis: str | int, counts: Sequence[int]) -> int:
-    """Rows of an axis in a pass."""
-    if isinstance(axis, int):
-        return axis
-    base, plus, _ = axis.partition("+")
-    word, _, up = base.partition("*")
-    word, _, down = word.partition("/")
-    rows = len(counts) if word in ("lanes", "images") else sum(counts)  # an image for each lane, a patch and a readout for each token
-    return rows * int(up or 1) // int(down or 1) + bool(plus)
+    """Rows of an axis in a pass: there is an image for each lane, a patch and a readout for each token."""
+    by_lane = dict.fromkeys(("lanes", "images"), len(counts))
+    found = axes.count(axis, dict.fromkeys(axes.AXES, sum(counts)) | by_lane)
+    assert found is not None
+    return found
 
 
 def _stored(numbers: np.ndarray, dtype: str) -> np.ndarray:

@@ -3,11 +3,14 @@
 import numpy as np
 
 from conformance.strategies.build import Build
-from conformance.strategies.record import QUANTISED, strategy
+from conformance.strategies.record import QUANTISED, alike, strategy
+from poem.axes import times
 from poem.ops.operands import Weight
 
 VOCAB = 50
 WIDTHS = (64, 8, 5, 1, 136)
+MANY = 301  # an odd number of columns, more than a block has threads
+OF_A_TOKEN = (1, 3, 64)  # rows; of 64 there are more than a block has threads, too
 
 
 def _table(b: Build) -> Weight:
@@ -91,26 +94,28 @@ def _permutation(b: Build, count: int) -> np.ndarray:
     return order
 
 
-@strategy("gather.pack_rows", exact=True)
-def pack_rows(b: Build) -> None:
-    b.call("gather.pack_rows", b.value(b.pick(*WIDTHS)), b.integers(lambda count: _permutation(b, count)))
-
-
-@strategy("gather.unpack_rows", exact=True)
-def unpack_rows(b: Build) -> None:
-    b.call("gather.unpack_rows", b.value(b.pick(*WIDTHS)), b.integers(lambda count: _permutation(b, count)))
+@alike("gather.pack_rows", "gather.unpack_rows", exact=True)
+def permuted(b: Build, op: str) -> None:
+    width, rows = b.pick(*WIDTHS, MANY), times("tokens", b.pick(*OF_A_TOKEN))
+    b.call(op, b.value(width, rows), b.integers(lambda count: _permutation(b, count), axis=rows))
 
 
 @strategy("gather.scatter_live_rows", exact=True)
 def scatter_live_rows(b: Build) -> None:
-    width = b.pick(*WIDTHS)
-    b.call("gather.scatter_live_rows", b.value(width), b.integers(lambda count: _permutation(b, count)), b.value(width))
+    _scattered(b, "gather.scatter_live_rows", -1)
 
 
 @strategy("gather.scatter_rows", exact=True)
 def scatter_rows(b: Build) -> None:
-    width = b.pick(*WIDTHS)
-    b.call("gather.scatter_rows", b.value(width), b.integers(lambda count: b.random.permutation(count)), b.value(width))
+    _scattered(b, "gather.scatter_rows", 0)
+
+
+def _scattered(b: Build, op: str, lowest: int) -> None:
+    """Several routes may lead to a row."""
+    width, each = b.pick(*WIDTHS, MANY), b.pick(*OF_A_TOKEN)
+    rows = times("tokens", each)
+    routes = b.integers(lambda count: b.random.integers(lowest, count // each, count), axis=rows)
+    b.call(op, b.value(width, rows), routes, b.value(width))
 
 
 @strategy("gather.grid_taps", dtypes=("f32",), flavours=("normal",))

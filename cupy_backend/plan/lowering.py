@@ -15,6 +15,7 @@ from cupy_backend.plan import inputs
 from cupy_backend.plan.patterns import Group, operand
 from cupy_backend.plan.prepare import planes_of
 from cupy_backend.plan.record import Bucket, Columns, Cost, Options, Stored, WorkList
+from poem import axes
 from poem.dtypes import FLOATS, Dtype
 from poem.graph import Cache, Graph, Node, Param
 
@@ -98,15 +99,11 @@ class Lowering:
 
     def rows(self, axis: str | int) -> int:
         """How many rows an axis has in the bucket. KernelError for an axis that passes over text do not have."""
-        if isinstance(axis, int):
-            return axis
         sizes = {"tokens": self.bucket.rows, "readouts": self.bucket.readouts, "lanes": self.bucket.lanes}
-        base, plus, _ = axis.partition("+")
-        word, _, up = base.partition("*")
-        word, _, down = word.partition("/")
-        if word not in sizes:
+        found = axes.count(axis, sizes)
+        if found is None:
             raise unsupported("passes on a device have no such rows yet", expected=", ".join(sizes), found=f"rows on {axis}")
-        return sizes[word] * int(up or 1) // int(down or 1) + bool(plus)
+        return found
 
     def live(self, value: int) -> tuple[Array | None, int]:
         """What tells a launch how many rows of a value belong to the pass, i32 `[1]`, and the rows for each of those that it counts; None

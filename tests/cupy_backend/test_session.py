@@ -133,6 +133,16 @@ def test_padding_changes_no_bits() -> None:
         np.testing.assert_array_equal(np.stack(got), np.stack(want), err_msg=f"sequence {i}")
 
 
+@pytest.mark.parametrize(("axis", "rows"), [("tokens", 3), ("tokens*3", 9), ("lanes", 1), ("readouts*2", 6)])
+def test_a_padded_pass_hands_out_the_rows_that_belong_to_it(axis: str, rows: int) -> None:
+    made = Made()
+    graph, weights = made.graph("y", made.call("elemwise.copy", made.trace.input("x", ValueType(axis, 8, "f32"))))
+    x = np.arange(8.0 * rows, dtype=np.float32).reshape(rows, 8)
+    padded = Session(graph, weights, EmulatedDevice(), padded=True)
+    found = padded.run([Chunk(padded.add_sequence(), [1, 2, 3], readouts="all")], inputs={"x": x})
+    np.testing.assert_array_equal(found["y"], x)
+
+
 def test_captured_passes_follow_the_memory_that_grows() -> None:
     """Decoding until pages, and with them the cells, have moved several times."""
     of = subject(*LLAMA)

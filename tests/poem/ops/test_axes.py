@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poem.axes import AXES, bounds, is_bounds, over, times
+from poem.axes import AXES, bounds, count, is_bounds, over, times
 
 FACTORS = st.integers(1, 64)
 WORDS = st.sampled_from(AXES)
@@ -84,3 +84,16 @@ def test_bounds_have_one_entry_more_and_take_no_factor(axis: str | int, factor: 
 def test_a_plain_axis_is_no_bounds(word: str) -> None:
     assert not is_bounds(word)
     assert not is_bounds(times(word, 4))
+
+
+@given(axes(), st.integers(0, 50))
+def test_rows_are_counted_by_the_size_of_the_word(axis: str | int, groups: int) -> None:
+    word, factor = rows(axis)
+    wanted = axis if isinstance(axis, int) else groups * factor.numerator
+    sizes = {word: groups * factor.denominator}  # one of the two is 1
+    assert (count(axis, sizes), count(bounds(axis), sizes)) == (wanted, wanted + 1)
+
+
+@given(WORDS, FACTORS)
+def test_rows_of_a_word_of_no_size_are_not_known(word: str, factor: int) -> None:
+    assert count(times(word, factor), {}) is count(bounds(word), {"voxel": 1}) is None
