@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from poem.checkpoint import planes
-from poem.checkpoint.planes import Chosen
 from poem.checkpoint.stored import Factors, Stored
 from poem.dataclass import dataclass
 from poem.dtypes import Dtype, leaves, slicing
+from poem.dtypes.slicing import Chosen
 from poem.dtypes.tensor import STORAGE, Tensor
 
 FLOAT_LEAVES = ("f64", "f32", "f16", "bf16")
@@ -156,8 +155,8 @@ def select(lazy: Lazy, axis: int, chosen: Chosen) -> Lazy:
         _check_whole_groups(lazy, axis, chosen)
 
         def read(start: int, stop: int) -> Tensor:
-            every = planes.select(lazy.whole(), axis, chosen)
-            return every if stop - start == shape[0] else planes.select(every, 0, range(start, stop))
+            every = slicing.select(lazy.whole(), axis, chosen)
+            return every if stop - start == shape[0] else slicing.select(every, 0, range(start, stop))
 
         return replace(lazy, shape=shape, read=read, uses=uses)
     index = slice(chosen.start, chosen.stop, chosen.step) if isinstance(chosen, range) else np.array(chosen)
@@ -241,14 +240,14 @@ def _concat_codes(axis: int, parts: Sequence[Lazy], shape: tuple[int, ...]) -> L
 
     def read(start: int, stop: int) -> Tensor:
         if axis:
-            return planes.join(axis, [part.read(start, stop) for part in parts])
+            return slicing.join(axis, [part.read(start, stop) for part in parts])
         pieces, begin = [], 0
         for part in parts:
             first, last = max(start - begin, 0), min(stop - begin, part.shape[0])
             if first < last:
                 pieces.append(part.read(first, last))
             begin += part.shape[0]
-        return pieces[0] if len(pieces) == 1 else planes.join(0, pieces)
+        return pieces[0] if len(pieces) == 1 else slicing.join(0, pieces)
 
     return Lazy(shape, dtype, read, parts[0].word, True, tuple(use for part in parts for use in part.uses))
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from poem.checkpoint.planes import GroupSplit, TileBoundary
 from poem.dataclass import dataclass
 from poem.dtypes import Dtype
+from poem.dtypes.slicing import GroupSplit, TileBoundary
 from poem.dtypes.tensor import STORAGE, Tensor
 from poem.errors import CheckpointError
 from poem.formats.declared import Where

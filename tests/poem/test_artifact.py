@@ -47,7 +47,7 @@ def made(dtype: str, shape: tuple[int, ...] = (256, 128)) -> Tensor:
 
 
 def segmented() -> Tensor:
-    return slicing.join([made("nvfp4"), Tensor.encode(np.full((4, 128), 3.0, np.float32), Dtype("nvfp4"))])
+    return slicing.join(0, [made("nvfp4"), Tensor.encode(np.full((4, 128), 3.0, np.float32), Dtype("nvfp4"))])
 
 
 # -- the container ---------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from poem.checkpoint.planes import bad_scale, select
+from poem.checkpoint.scales import bad_scale
 from poem.checkpoint.stored import RawTensor, Stored, Table
 from poem.dtypes import Dtype, Plane
+from poem.dtypes.slicing import select
 from poem.dtypes.tensor import STORAGE, Tensor
 from poem.errors import CheckpointError
 

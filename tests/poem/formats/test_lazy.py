@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poem.checkpoint import open_checkpoint, planes
-from poem.dtypes import Dtype
+from poem.checkpoint import open_checkpoint
+from poem.dtypes import Dtype, slicing
 from poem.dtypes.tensor import STORAGE, Tensor
 from poem.formats import lazy
 from poem.formats.lazy import Lazy, Refusal, Use
@@ -33,7 +33,7 @@ def quantised(array: np.ndarray, dtype: str, name: str = "w") -> Lazy:
     tensor = Tensor.encode(array, Dtype(dtype))
 
     def read(start: int, stop: int) -> Tensor:
-        return planes.select(tensor, 0, range(start, stop))
+        return slicing.select(tensor, 0, range(start, stop))
 
     return Lazy(array.shape, tensor.dtype, read, dtype, True, (Use(name),), direct=True)
 
