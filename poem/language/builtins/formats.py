@@ -1,77 +1,39 @@
-"""Builtins of the formats phase: formats, expressions, queries of an open checkpoint, stated values, `reads`."""
+"""Builtins of the formats phase: formats, queries of an open checkpoint, stated values, `reads`. Expressions are in `expressions`."""
 
 import math
 from dataclasses import replace
 from typing import Annotated, Any
 
-import starlark
-
 from poem.dataclass import dataclass
-from poem.dtypes import FLOATS
 from poem.errors import PackageError
 from poem.formats.declared import (
-    UNARY,
-    Bias,
-    Cast,
-    Concat,
-    Constant,
     Expression,
-    Fill,
-    Gather,
     Left,
     Pair,
     ReadStatement,
-    Reshape,
     Rows,
-    Scale,
-    Slice,
     Source,
     Src,
-    Stack,
     State,
-    Stride,
-    Transmute,
-    Transpose,
-    Unary,
     is_expression,
-    parts_of,
 )
-from poem.language.binding import Unfit, Wants
+from poem.language.binding import Unfit
+from poem.language.builtins.expressions import Made, OfExpression, made
 from poem.language.builtins.record import asked, builtin, handle
 from poem.language.evaluation import Call, Evaluation, Foreign
 from poem.language.frames import user_frames
 from poem.language.values import (
     Anything,
-    Count,
-    Counts,
     Flag,
     Function,
-    Integer,
-    Integers,
     Names,
-    Number,
-    OfDtype,
-    PlainNumber,
-    PlainNumbers,
-    Size,
-    Sizes,
     Stated,
     Text,
     kind_of,
     listed,
-    text,
 )
 from poem.language.values import Rows as RowsOfNames
 from poem.ops.operands import Weight
-from poem.suggest import did_you_mean
-
-Made = starlark.OpaquePythonObject
-
-
-def _expression(given: Any) -> Expression:
-    if not is_expression(given):
-        raise Unfit
-    return given
 
 
 def _state(given: Any) -> State:
@@ -80,18 +42,6 @@ def _state(given: Any) -> State:
     return given
 
 
-_names = listed("a list of names", text, 1)
-
-
-def _stacked(given: Any) -> Any:
-    if isinstance(given, str):
-        return given
-    return _names.convert(given) if isinstance(given, (list, tuple)) else _expression(given)
-
-
-OfExpression = Annotated[Any, Wants("an expression", _expression)]
-Expressions = Annotated[tuple[Any, ...], listed("a list of expressions", _expression, 1)]
-StackedPart = Annotated[Any, Wants("a name, a list of names or an expression", _stacked)]
 States = Annotated[tuple[State, ...], listed("a list of stated values", _state)]
 
 
@@ -148,137 +98,6 @@ def formats(evaluation: Evaluation, given: Any) -> None:
 @asked
 def recognized(evaluation: Evaluation, answer: Any) -> None:
     evaluation.delivered["answer"] = answer
-
-
-# -- expressions -------------------------------------------------------------------------------------------------------
-MAXIMUM_DEPTH = 64
-
-
-def _made(call: Call, expression: Expression) -> Made:
-    depths: dict[int, tuple[int, Expression]] = call.evaluation.delivered.setdefault("depths", {})
-    depth = 1 + max((depths.get(id(part), (1, part))[0] for part in parts_of(expression)), default=0)
-    if depth > MAXIMUM_DEPTH:
-        raise call.error("formats.too-deep", f"{call.name}(): an expression nests more than {MAXIMUM_DEPTH} deep")
-    depths[id(expression)] = depth, expression  # holding it keeps its id
-    return Made(expression)
-
-
-@builtin("formats")
-def src(call: Call, name: Text) -> Made:
-    """A stored weight."""
-    return _made(call, Src(name, call.where))
-
-
-@builtin("formats")
-def constant(call: Call, values: PlainNumbers, shape: Sizes, dtype: OfDtype) -> Made:
-    """Numbers written in the package."""
-    _leaf(call, dtype)
-    if len(values) != math.prod(shape):
-        raise call.error(
-            "call.bad-value", f"constant(): {len(values)} values do not fill the shape {list(shape)}",
-            expected=f"{math.prod(shape)} values", found=str(len(values)),
-        )  # fmt: skip
-    return _made(call, Constant(values, shape, dtype.name, call.where))
-
-
-@builtin("formats")
-def fill(call: Call, value: PlainNumber, shape: Sizes, dtype: OfDtype) -> Made:
-    """One value everywhere."""
-    _leaf(call, dtype)
-    return _made(call, Fill(value, shape, dtype.name, call.where))
-
-
-def _leaf(call: Call, dtype: Any) -> None:
-    if not dtype.is_leaf:
-        raise call.error("call.bad-value", f"{call.name}(): {dtype} holds groups of codes", expected="a plain dtype", found=dtype.name)
-
-
-@builtin("formats")
-def concat(call: Call, axis: Integer, parts: Expressions) -> Made:
-    """Parts end to end."""
-    return _made(call, Concat(axis, parts, call.where))
-
-
-@builtin("formats")
-def stack(call: Call, part: StackedPart, over: Text, count: Size | None = None) -> Made:
-    """One slice for each integer of a placeholder."""
-    return _made(call, Stack(part, over, count, call.where))
-
-
-@builtin("formats", name="expression.slice", shown=".slice")
-def slice(call: Call, of: OfExpression, axis: Integer, start: Count, length: Size) -> Made:
-    """A run of entries."""
-    return _made(call, Slice(of, axis, start, length, call.where))
-
-
-@builtin("formats", name="expression.stride", shown=".stride")
-def stride(call: Call, of: OfExpression, axis: Integer, start: Count, length: Size, step: Size) -> Made:
-    """Every step-th entry."""
-    return _made(call, Stride(of, axis, start, length, step, call.where))
-
-
-@builtin("formats", name="expression.gather", shown=".gather")
-def gather(call: Call, of: OfExpression, axis: Integer, indices: Counts) -> Made:
-    """Chosen entries."""
-    if not indices:
-        raise call.error("call.bad-value", ".gather(): indices is empty", expected="at least one index", found="[]")
-    return _made(call, Gather(of, axis, indices, call.where))
-
-
-@builtin("formats", name="expression.reshape", shown=".reshape")
-def reshape(call: Call, of: OfExpression, shape: Integers) -> Made:
-    """The same elements in another shape."""
-    if not shape or any(extent < 1 and extent != -1 for extent in shape) or list(shape).count(-1) > 1:
-        expected = "extents of at least 1, at most one -1"
-        raise call.error("call.bad-value", ".reshape(): the shape cannot be used", expected=expected, found=str(list(shape)))
-    return _made(call, Reshape(of, shape, call.where))
-
-
-@builtin("formats", name="expression.transpose", shown=".transpose")
-def transpose(call: Call, of: OfExpression, axes: Integers) -> Made:
-    """Axes in another order."""
-    rank = len(axes)
-    if not axes or sorted(axis + rank if axis < 0 else axis for axis in axes) != list(range(rank)):
-        raise call.error("call.bad-value", ".transpose(): axes must name each axis once", expected="a permutation", found=str(list(axes)))
-    return _made(call, Transpose(of, axes, call.where))
-
-
-@builtin("formats", name="expression.transmute", shown=".transmute")
-def transmute(call: Call, of: OfExpression, shape: Sizes, dtype: OfDtype) -> Made:
-    """The same bytes as another dtype."""
-    _leaf(call, dtype)
-    return _made(call, Transmute(of, shape, dtype.name, call.where))
-
-
-@builtin("formats", name="expression.cast", shown=".cast")
-def cast(call: Call, of: OfExpression, dtype: OfDtype) -> Made:
-    """Converted to a float."""
-    if dtype.name not in FLOATS:
-        raise call.error("call.bad-value", f".cast(): {dtype} is no float", expected=" ".join(FLOATS), found=dtype.name)
-    return _made(call, Cast(of, dtype.name, call.where))
-
-
-@builtin("formats", name="expression.scale", shown=".scale")
-def scale(call: Call, of: OfExpression, x: Number) -> Made:
-    """Times x."""
-    return _made(call, Scale(of, x, call.where))
-
-
-@builtin("formats", name="expression.bias", shown=".bias")
-def bias(call: Call, of: OfExpression, x: Number) -> Made:
-    """Plus x."""
-    return _made(call, Bias(of, x, call.where))
-
-
-@builtin("formats", name="expression.unary", shown=".unary")
-def unary(call: Call, of: OfExpression, name: Text) -> Made:
-    """A function of each element."""
-    if name not in UNARY:
-        hint = did_you_mean(name, UNARY)
-        raise call.error(
-            "call.bad-value", f".unary(): there is no function `{name}`", expected=" ".join(UNARY), found=repr(name), hint=hint
-        )
-    return _made(call, Unary(of, name, call.where))
 
 
 # -- queries -----------------------------------------------------------------------------------------------------------
@@ -473,7 +292,7 @@ def reads_read_stack(call: Call, w: Anything, rows: RowsOfNames) -> None:
 def reads_read_over(call: Call, w: Anything, name: Text, fn: Function) -> Made:
     """Checks the call, and gives `src(name)` for `fn`."""
     _target(call, w)
-    return _made(call, Src(name, call.where))
+    return made(call, Src(name, call.where))
 
 
 @asked
