@@ -120,7 +120,7 @@ def judge(found: Example, session: "Session | None") -> Outcome:
     KernelError for a launch that fails.
     """
     with np.errstate(all="ignore"):  # NaN and infinity are operands here
-        judged = run_isolated(found.graph, found.weights, session, found.passes)
+        judged = run_isolated(found.graph, found.weights, session, found.passes, found.page_size)
     worst = max(judged, key=lambda item: item.distance.fraction, default=None)
     if worst is None:
         return Outcome(0.0, 0.0, None)

@@ -21,7 +21,7 @@ from interp import Session as Interpreter
 from poem.batch import Chunk, Geometry, geometry
 from poem.dataclass import dataclass
 from poem.dtypes import FLOATS, Dtype
-from poem.dtypes.cache import load, store
+from poem.dtypes.cache import VOID, load, store
 from poem.dtypes.leaves import STORAGE
 from poem.dtypes.tensor import Tensor
 from poem.graph import Graph, Node, Ref
@@ -69,15 +69,18 @@ def prompt_alone(tokens: Sequence[int]) -> list[Pass]:
     return [Pass((Chunk(0, list(tokens), readouts="all"),))]
 
 
-def run_isolated(graph: Graph, weights: Mapping[str, Tensor], session: "Session | None", passes: Sequence[Pass]) -> list[Judged]:
+def run_isolated(
+    graph: Graph, weights: Mapping[str, Tensor], session: "Session | None", passes: Sequence[Pass], page_size: int = 16
+) -> list[Judged]:
     """Every result of some passes, in order of the launches. session: the backend's, for the same graph and weights, or None to judge
-    the interpreter itself, whose operands are its own.
+    the interpreter itself, whose operands are its own. page_size: the session's, for operands that name pages.
 
     PoemError (`check.no-bound`) for an op without a bound; KernelError for a launch that fails.
     """
-    runs = _Runs(graph, weights)
+    runs = _Runs(graph, weights, page_size)
     sequences = [session.add_sequence() for _ in range(_sequences(passes))] if session is not None else []
     operands, judged = None, []
+    held: dict[int, list[np.ndarray]] = {}
     lengths = dict.fromkeys(range(_sequences(passes)), 0)
     for pass_ in passes:
         native, exact = runs.run(pass_)
@@ -90,7 +93,7 @@ def run_isolated(graph: Graph, weights: Mapping[str, Tensor], session: "Session 
         if session is None:
             launched = _Launched.alone(graph, native)
         else:
-            launched = _launched(graph, session, sequences, pass_, rows, native, runs.scales)
+            launched = _launched(graph, session, sequences, pass_, rows, native, runs.scales, held)
         judged += _judge_pass(graph, operands, native, exact, launched, runs.scales)
     for sequence in sequences:
         assert session is not None
@@ -105,9 +108,9 @@ def _sequences(passes: Sequence[Pass]) -> int:
 class _Runs:
     """The interpreter's runs: natively, and exactly on the native operands."""
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Tensor]) -> None:
-        self.native = Interpreter(graph, weights)
-        self.exact = Interpreter(graph, weights, mode="exact", casts=True)
+    def __init__(self, graph: Graph, weights: Mapping[str, Tensor], page_size: int) -> None:
+        self.native = Interpreter(graph, weights, page_size=page_size)
+        self.exact = Interpreter(graph, weights, mode="exact", casts=True, page_size=page_size)
         self._sequences: dict[int, tuple[int, int]] = {}
         self.scales = {
             cache.id: tuple(np.float32(weights[graph.params[id].name].decode().reshape(-1)[0]) for id in cache.scales or ())
@@ -143,12 +146,21 @@ def _like(native: Any, exact: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class _Appended:
+    """What an append did. rows: that it was to store; cells: what it stored of them, an array for each plane; elsewhere: for each plane,
+    other cells that changed, and what they were."""
+
+    rows: np.ndarray
+    cells: list[np.ndarray]
+    elsewhere: list[tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Launched:
-    """What ran in a pass: results by value, the cells that each append wrote, a row for each token, and of each node the step, all nodes
-    of that and its kernels."""
+    """What ran in a pass: results by value, what each append did, and of each node the step, all nodes of that and its kernels."""
 
     results: Mapping[int, np.ndarray]
-    cells: Mapping[int, list[np.ndarray]]
+    cells: Mapping[int, _Appended]
     steps: Mapping[int, tuple[int, tuple[int, ...], tuple[str, ...]]]
 
     @classmethod
@@ -160,21 +172,18 @@ class _Launched:
 
 def _launched(
     graph: Graph, session: "Session", sequences: Sequence[int], pass_: Pass, rows: Geometry, native: Mapping[int, np.ndarray],
-    scales: Scales,
+    scales: Scales, held: dict[int, list[np.ndarray]],
 ) -> _Launched:  # fmt: skip
+    """held: all cells of each cache, as they are before the pass and then after it."""
     got: dict[int, np.ndarray] = {}
-    cells: dict[int, list[np.ndarray]] = {}
+    cells: dict[int, _Appended] = {}
 
     def observe(node: Node, results: tuple[np.ndarray | None, ...]) -> tuple[np.ndarray, ...]:
         got.update({id: result for id, result in zip(node.results, results, strict=True) if result is not None})
         if node.op in APPENDS:
-            cache, right = _cache(node), _stored(graph, node, native, scales)
-            parts = []
-            for lane, first, end in rows.lanes_with_rows:
-                sequence, held = sequences[rows.sequences[lane]], int(rows.kv_len[lane]) - (end - first)
-                parts.append([plane[held : held + end - first] for plane in session.cells(cache, sequence)])
-                session.store_cells(cache, sequence, [plane[first:end] for plane in right], held)
-            cells[node.id] = [np.concatenate(planes) for planes in zip(*parts, strict=True)] if parts else [plane[:0] for plane in right]
+            rows_stored, slots = _destination(session, sequences, node, rows, native)
+            right = [plane[rows_stored] for plane in _stored(graph, node, native, scales)]
+            cells[node.id] = _replaced(session, _cache(node), slots, rows_stored, right, held)
         return tuple(native[id] for id in node.results)
 
     session.run([replace(chunk, sequence=sequences[chunk.sequence]) for chunk in pass_.batch], observe, pass_.inputs)
@@ -188,6 +197,42 @@ def steps_of(session: "Session") -> dict[int, tuple[int, tuple[int, ...], tuple[
         for number, step in enumerate(session.plan.steps)
         for id in step.nodes
     }
+
+
+def _destination(
+    session: "Session", sequences: Sequence[int], node: Node, rows: Geometry, native: Mapping[int, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of a pass an append stores, and in which cells, counted from cell 0 of page 0."""
+    if node.operands["write_page"] is not None:
+        page, offset = (native[_operand(node, name)].reshape(-1) for name in ("write_page", "write_offset"))
+        stored = np.flatnonzero((offset >= 0) & (offset < session.page_size))
+        return stored, page[stored] * session.page_size + offset[stored]
+    parts = [np.zeros(0, np.intp)]
+    for lane, first, end in rows.lanes_with_rows:
+        length = int(rows.kv_len[lane])
+        parts.append(session.slots(_cache(node), sequences[rows.sequences[lane]])[length - (end - first) : length])
+    return np.arange(rows.rows), np.concatenate(parts)
+
+
+def _replaced(
+    session: "Session", cache: int, slots: np.ndarray, rows: np.ndarray, right: Sequence[np.ndarray], held: dict[int, list[np.ndarray]]
+) -> _Appended:
+    """What an append has made of a cache, whose cells are then the right ones."""
+    found = _Appended(rows, [], [])
+    planes = session.cells(cache)
+    before = held.get(cache, [plane[:0] for plane in planes])
+    held[cache] = []
+    for plane, had, values in zip(planes, before, right, strict=True):
+        want = np.full(plane.nbytes, VOID, np.uint8).view(plane.dtype).reshape(plane.shape)
+        want[: len(had)] = had
+        changed = (plane.view(np.uint8) != want.view(np.uint8)).any(1)
+        changed[slots] = False
+        found.cells.append(plane[slots])
+        found.elsewhere.append((plane[changed], want[changed]))
+        want[slots] = values
+        held[cache].append(want)
+    session.store_cells(cache, held[cache])
+    return found
 
 
 def _judge_pass(
@@ -241,14 +286,15 @@ def _judge(
 
 
 def _judge_cells(
-    graph: Graph, node: Node, operands: Operands, got: list[np.ndarray], native: Mapping[int, np.ndarray], scales: Scales
+    graph: Graph, node: Node, operands: Operands, got: _Appended, native: Mapping[int, np.ndarray], scales: Scales
 ) -> list[Found]:  # fmt: skip
-    """Appended cells against the casts of the operands: the same bits, but for operands that stayed inside the launch."""
+    """Appended cells against the casts of the operands: the same bits, but for operands that stayed inside the launch. Others are as they
+    were."""
     dtype, found = _dtype(graph, node), []
     given, scale = operands.of(node), scales[_cache(node)]
     right = _loaded(graph, node, _stored(graph, node, native, scales), scales)
-    for plane, (name, codes) in enumerate(zip(APPENDS[node.op], _loaded(graph, node, got, scales), strict=True)):
-        value, want = given[name], right[plane].astype(np.float64)
+    for plane, (name, codes) in enumerate(zip(APPENDS[node.op], _loaded(graph, node, got.cells, scales), strict=True)):
+        value, want = given[name][got.rows], right[plane][got.rows].astype(np.float64)
         bound, reason = np.zeros(want.shape), "cells hold the cast of their operand"
         if isinstance(value, Running):
             own = graph.values[_operand(node, name)].type
@@ -258,6 +304,12 @@ def _judge_cells(
             want, bound = np.where(finite, value.value, want), np.where(finite, read.error, 0.0)  # e4m3 has no infinity
         distance = measure(codes, want, bound)
         found.append((f"plane {plane} of the cells of ops.{node.op}", distance, (codes, want, bound), reason, "f32"))
+    now, before = (_loaded(graph, node, planes, scales) for planes in zip(*got.elsewhere, strict=True))
+    for plane, (codes, was) in enumerate(zip(now, before, strict=True)):
+        if len(codes):
+            bound, reason = np.zeros(was.shape), "no row is stored there"
+            distance = measure(codes, was.astype(np.float64), bound)
+            found.append((f"plane {plane} of cells that ops.{node.op} leaves", distance, (codes, was, bound), reason, "f32"))
     return found
 
 

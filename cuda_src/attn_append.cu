@@ -21,10 +21,10 @@ template <class C, class T, int VEC> POEM_DEVICE void store_cells(C* to, const P
   for (int j = 0; j < VEC; ++j) cells.at[j] = cell_of<C>(v.at[j], scale);
   store<C, VEC>(to, cells);
 }
-// The slot of a new row, or -1 for a row that is not stored: a row of padding, or an offset outside its page.
+// The slot of a new row; negative for a row that is not stored: its page is -1, or the offset outside its page.
 POEM_DEVICE int64_t slot_of(const int* write_page, const int* write_offset, int row, int page_size, int pages) {
   const int page = write_page[row], offset = write_offset[row];
-  return page < 0 || page >= pages || offset < 0 || offset >= page_size ? -1 : (int64_t)page * page_size + offset;
+  return page >= pages || offset < 0 || offset >= page_size ? -1 : (int64_t)page * page_size + offset;
 }
 template <class T, class C, int VEC> POEM_DEVICE void append_row(const T* from, C* to, int width, const float* scale) {
   const float by = scale ? *scale : 1.0f;
@@ -32,22 +32,27 @@ template <class T, class C, int VEC> POEM_DEVICE void append_row(const T* from, 
     store_cells<C, T, VEC>(to + column, load<T, VEC>(from + column), by);
 }
 
-// Columns x_first .. x_first + width - 1 of each row into the row's cell of one plane. One block for each row.
+// Each row into its cell of one plane. One block for each row. rows: how many there are, where those behind them are padding and name slots
+// like others.
 template <class T, class C, int VEC> __global__ void __launch_bounds__(128)
-    append(const T* __restrict__ x, const int* __restrict__ write_page, const int* __restrict__ write_offset, C* __restrict__ cache,
-           int x_stride, int x_first, int width, int page_size, int pages, const float* __restrict__ scale) {
-  const int64_t slot = slot_of(write_page, write_offset, blockIdx.x, page_size, pages);
-  if (slot >= 0) append_row<T, C, VEC>(x + (int64_t)blockIdx.x * x_stride + x_first, cache + slot * width, width, scale);
+    append(const T* __restrict__ x, const int* __restrict__ write_page, const int* __restrict__ write_offset, const int* __restrict__ rows,
+           C* __restrict__ cache, int width, int page_size, int pages, const float* __restrict__ scale) {
+  const int row = blockIdx.x;
+  if (rows && row >= *rows) return;
+  const int64_t slot = slot_of(write_page, write_offset, row, page_size, pages);
+  if (slot >= 0) append_row<T, C, VEC>(x + (int64_t)row * width, cache + slot * width, width, scale);
 }
 // The same for k and v, each into its plane.
 template <class T, class C, int VEC> __global__ void __launch_bounds__(128)
     kv_append(const T* __restrict__ k, const T* __restrict__ v, const int* __restrict__ write_page, const int* __restrict__ write_offset,
-              C* __restrict__ k_cache, C* __restrict__ v_cache, int k_stride, int k_first, int k_width, int v_stride, int v_first,
-              int v_width, int page_size, int pages, const float* __restrict__ k_scale, const float* __restrict__ v_scale) {
-  const int64_t slot = slot_of(write_page, write_offset, blockIdx.x, page_size, pages);
+              const int* __restrict__ rows, C* __restrict__ k_cache, C* __restrict__ v_cache, int k_width, int v_width, int page_size,
+              int pages, const float* __restrict__ k_scale, const float* __restrict__ v_scale) {
+  const int row = blockIdx.x;
+  if (rows && row >= *rows) return;
+  const int64_t slot = slot_of(write_page, write_offset, row, page_size, pages);
   if (slot < 0) return;
-  append_row<T, C, VEC>(k + (int64_t)blockIdx.x * k_stride + k_first, k_cache + slot * k_width, k_width, k_scale);
-  append_row<T, C, VEC>(v + (int64_t)blockIdx.x * v_stride + v_first, v_cache + slot * v_width, v_width, v_scale);
+  append_row<T, C, VEC>(k + (int64_t)row * k_width, k_cache + slot * k_width, k_width, k_scale);
+  append_row<T, C, VEC>(v + (int64_t)row * v_width, v_cache + slot * v_width, v_width, v_scale);
 }
 
 template <class T> POEM_DEVICE void turn(T& first, T& second, float2 t) {
@@ -73,11 +78,12 @@ template <class T, class C, class G, int VEC, bool NEIGHBOURS> __global__ void _
                 int packs_of_head, int switch_at, int page_size, int pages, float factor, float sign, float eps, float gain_offset,
                 const float* __restrict__ k_scale, const float* __restrict__ v_scale) {
   constexpr bool NORMED = !same_type<G, void>;
+  static_assert(!NEIGHBOURS || VEC % 2 == 0, "pairs lie in one pack");
   POEM_DYNAMIC_SHARED(memory);
   float2* const turns = reinterpret_cast<float2*>(memory);
   float* const inverse = reinterpret_cast<float*>(turns + pairs);  // of each head's root mean square
-  const int row = blockIdx.x;
-  const bool late = lane_of_row && lane_of_row[row] >= 0 && kv_len[lane_of_row[row]] > switch_at;
+  const int row = blockIdx.x, sequence = lane_of_row ? lane_of_row[row] : -1;
+  const bool late = sequence >= 0 && kv_len[sequence] > switch_at;
   for (int i = threadIdx.x; i < pairs; i += 256) {
     const float angle = (float)positions[(int64_t)row * axes + (columns ? columns[i] : 0)] * frequencies[(late ? pairs : 0) + i];
     turns[i] = make_float2(cosf(angle) * factor, sinf(angle) * factor * sign);
@@ -125,7 +131,7 @@ template <class T, class C, class G, int VEC, bool NEIGHBOURS> __global__ void _
     if (at.y >= 0) {
       if constexpr (NEIGHBOURS) {
 #pragma unroll
-        for (int j = 0; j + 1 < VEC; j += 2) turn(a.at[j], a.at[j + 1], turns[(i * VEC + j) / 2]);
+        for (int j = 0; j < VEC; j += 2) turn(a.at[j], a.at[j + 1], turns[(i * VEC + j) / 2]);
       } else {
         Pack<T, VEC> b = get(at.y);
 #pragma unroll

@@ -16,6 +16,7 @@ from cupy_backend.plan.lowering import cells_name, given_name
 from cupy_backend.plan.prepare import stored_planes
 from poem import axes
 from poem.batch import Batch, Geometry, PageTable, geometry
+from poem.dtypes.cache import VOID
 from poem.dtypes.leaves import STORAGE
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
@@ -27,7 +28,6 @@ Memory = Any  # what a device hands out: a NumPy array, or a CuPy array
 Results = tuple[np.ndarray | None, ...]
 Observer = Callable[[Node, Results], Results | None]
 SMALLEST_LENGTH = 64  # cells; a longest lane below it shares a plan
-VOID = 0xFF  # what cells hold that were never written: NaN in every dtype of a cache, so that a kernel that reads one shows
 
 
 class Session:
@@ -57,7 +57,7 @@ class Session:
         self.graph, self.device = graph, device
         self.options = options or Options(nearest_arch(getattr(device, "arch", Options().arch)))
         self._weights, self._padded = weights, padded
-        self._page_size = page_size
+        self.page_size = page_size
         self._tables = [PageTable(page_size, space.window) for space in graph.spaces]
         self._pages = [0] * len(graph.spaces)  # physical pages there is memory for
         self._memory: dict[str, Memory] = dict(planes or {})
@@ -138,17 +138,19 @@ class Session:
             self._plans[bucket] = plan(self.graph, bucket, self.options)
         return self._plans[bucket]
 
-    def cells(self, cache: int, sequence: int) -> list[np.ndarray]:
-        """The cells of a sequence, `[cells, width]` for each plane, as they are stored."""
-        return [self.device.download(self._plane(cache, plane))[slots] for plane, slots in self._slots(cache, sequence)]
+    def slots(self, cache: int, sequence: int) -> np.ndarray:
+        """Where the cells of a sequence lie in the planes of a cache, one after the other; negative for those that are given back."""
+        pages = np.array(self._tables[self.graph.caches[cache].space].pages[sequence], np.intp)
+        return (pages[:, None] * self.page_size + np.arange(self.page_size)).reshape(-1)
 
-    def store_cells(self, cache: int, sequence: int, planes: list[np.ndarray], first: int = 0) -> None:
-        """Overwrites cells `first ..` of a sequence with `planes` `[cells, width]`, of the dtype of the space."""
-        for values, (plane, slots) in zip(planes, self._slots(cache, sequence), strict=True):
-            memory = self._plane(cache, plane)
-            whole = self.device.download(memory)
-            whole[slots[first : first + len(values)]] = values.astype(whole.dtype)
-            memory[...] = self.device.upload(whole)
+    def cells(self, cache: int) -> list[np.ndarray]:
+        """All cells of a cache, `[slots, width]` for each plane, as they are stored."""
+        return [self.device.download(self._plane(cache, plane)) for plane in range(len(self.graph.caches[cache].planes))]
+
+    def store_cells(self, cache: int, planes: Sequence[np.ndarray]) -> None:
+        """Overwrites all cells of a cache, of the dtype of the space."""
+        for plane, values in enumerate(planes):
+            self._plane(cache, plane)[...] = self.device.upload(values)
 
     # -- inside --------------------------------------------------------------------------------
     def _refuse_beyond(self, pass_: Geometry) -> None:
@@ -161,7 +163,7 @@ class Session:
         if self._padded:
             rows, lanes, readouts = (_power(rows), _power(lanes), _power(readouts))
         cells = max(SMALLEST_LENGTH, _power(int(pass_.kv_len.max(initial=1))))
-        return Bucket(rows, lanes, readouts, min(counts), max(counts), cells, tuple(self._pages), self._page_size, self._padded)
+        return Bucket(rows, lanes, readouts, min(counts), max(counts), cells, tuple(self._pages), self.page_size, self._padded)
 
     def _run_plan(self, pass_: Geometry, observe: Observer | None, given: Mapping[str, np.ndarray]) -> Plan:
         self._grow_cells()
@@ -280,7 +282,7 @@ class Session:
                 if cache.kind == "kv" and cache.space == space:
                     for plane, width in enumerate(cache.planes):
                         name = cells_name(cache, plane)
-                        grown = self.device.empty((pages, self._page_size, width), self.graph.spaces[space].dtype)
+                        grown = self.device.empty((pages, self.page_size, width), self.graph.spaces[space].dtype)
                         grown.reshape(-1).view(np.uint8)[...] = VOID
                         if name in self._memory:
                             grown[: self._pages[space]] = self._memory[name]
@@ -291,13 +293,6 @@ class Session:
     def _plane(self, cache: int, plane: int) -> Memory:
         memory = self._memory[cells_name(self.graph.caches[cache], plane)]
         return memory.reshape(-1, memory.shape[2])
-
-    def _slots(self, cache: int, sequence: int) -> list[tuple[int, np.ndarray]]:
-        """For each plane of a cache, where the cells of a sequence lie in it."""
-        record = self.graph.caches[cache]
-        pages = np.array(self._tables[record.space].pages[sequence], np.intp)
-        slots = (pages[:, None] * self._page_size + np.arange(self._page_size)).reshape(-1)
-        return [(plane, slots) for plane in range(len(record.planes))]
 
     # -- values --------------------------------------------------------------------------------
     def _view(self, array: Array) -> Memory:

@@ -1,10 +1,15 @@
 """Examples of ops.attn over paged caches, and of the pattern that turns and stores keys in one launch."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from conformance.strategies.build import Build
+from conformance.strategies.elemwise import FLOATS
 from conformance.strategies.record import strategy
-from poem.ops.operands import CacheHandle
+from conformance.strategies.rotary import FORMS, head_of, turned
+from poem.batch import PageTable, geometry
+from poem.ops.operands import CacheHandle, Value
 
 # bf16 caches hold f32 values rounded; e4m3 ones take any.
 CACHES = {"bf16": ("bf16", "e4m3"), "f32": ("f32", "bf16", "e4m3"), "f16": ("f16", "e4m3")}
@@ -14,25 +19,52 @@ GROUPS = ((2, 1), (1, 1), (4, 2), (8, 1), (3, 3), (6, 2))  # query heads, key he
 FLAVOURS = ("normal", "integers", "tiny", "cancelling", "special")
 
 
-def _cells(b: Build, kv_heads: int, head_dim: int, window: int | None = None) -> CacheHandle:
-    """A cache row with the keys and values of this pass appended."""
+def _cache(b: Build, widths: Sequence[int], head_dim: int, window: int | None = None) -> CacheHandle:
+    """A cache row of some dtype, now and then with scales."""
     dtype = b.pick(*CACHES[b.dtype])
     scales = b.pick((), (0.5, 2.0), (0.37, 1.9)) if dtype == "e4m3" else ()
+    return b.kv(widths, head_dim, dtype, window, scales[: len(widths)])
+
+
+def _cells(b: Build, kv_heads: int, head_dim: int, window: int | None = None) -> CacheHandle:
+    """A cache row with the keys and values of this pass appended."""
     width = kv_heads * head_dim
-    cells = b.kv([width, width], head_dim, dtype, window, scales)
+    cells = _cache(b, (width, width), head_dim, window)
     b.call("attn.kv_append", b.value(width), b.value(width), cells)
     return cells
 
 
+def _slots(b: Build) -> tuple[Value, ...]:
+    """None, or slots of rows by name: their own in another order, and for some rows none, as their offset is outside its page."""
+    if not b.pick(False, True):
+        return ()
+    table, lengths, named = PageTable(b.page_size), dict[int, int](), []
+    for chunks in b.chunks():
+        for chunk in chunks:
+            if chunk.sequence not in lengths:
+                table.add(chunk.sequence)
+            table.grow(chunk.sequence, lengths.get(chunk.sequence, 0) + len(chunk.tokens))
+        pages = geometry(chunks, {chunk.sequence: lengths.get(chunk.sequence, 0) for chunk in chunks}, [table]).pages[0]
+        lengths |= {chunk.sequence: lengths.get(chunk.sequence, 0) + len(chunk.tokens) for chunk in chunks}
+        order = b.random.permutation(len(pages.write_page))
+        outside = b.random.choice([-1, b.page_size], len(order))
+        offsets = np.where(b.random.random(len(order)) < 0.3, outside, pages.write_offset[order])
+        named.append((pages.write_page[order], offsets))
+    return tuple(b.listed(parts, 1, "tokens") for parts in zip(*named, strict=True))
+
+
 @strategy("attn.kv_append", exact=True)
 def kv_append(b: Build) -> None:
-    _cells(b, b.pick(1, 2), b.pick(8, 64))
+    """Widths of some packs, of single elements, and of more packs than a block has threads."""
+    widths = b.pick((8, 8), (64, 128), (7, 301), (1100, 40))
+    cells = _cache(b, widths, 1)
+    b.call("attn.kv_append", *map(b.value, widths), cells, *_slots(b))
 
 
 @strategy("attn.kv_append_shared", exact=True)
 def kv_append_shared(b: Build) -> None:
-    width = b.pick(64, 8, 100)
-    b.call("attn.kv_append_shared", b.value(width), b.kv([width], width, b.pick(*CACHES[b.dtype])))
+    width = b.pick(64, 8, 100, 301)
+    b.call("attn.kv_append_shared", b.value(width), _cache(b, (width,), width), *_slots(b))
 
 
 @strategy("attn.attend", flavours=FLAVOURS)
@@ -66,26 +98,27 @@ def prefill(b: Build) -> None:
 
 
 def _turned_and_stored(b: Build, *, normed: bool) -> None:
-    """Keys and queries turned, keys and values stored, and attention over what was stored. Values come from an op, as the patterns ask."""
-    head_dim, (heads, kv_heads) = b.pick(*HEAD_DIMS[:3]), b.pick(*GROUPS[:3])
-    q, k, v = (b.value(count * head_dim) for count in (heads, kv_heads, kv_heads))
-    width = kv_heads * head_dim
-    v = b.call("elemwise.add_bias", b.gain(width), v)
-    cells = b.kv([width, width], head_dim, b.pick(*CACHES[b.dtype]))
+    """Keys and queries turned, keys and values stored. Values come from an op, as the patterns ask. There are heads, pairs and packs of them
+    for more than the threads of a block, and values of some widths of their own."""
+    form, (heads, kv_heads) = b.pick(*FORMS), b.pick(*GROUPS[:3], (9, 3))
+    head_dim, rotary = head_of(b, form)
+    widths = kv_heads * head_dim, b.pick(kv_heads * head_dim, 5, 264, 2056)
+    q, k = b.value(heads * head_dim), b.value(widths[0])
+    v = b.call("elemwise.add_bias", b.gain(widths[1]), b.value(widths[1]))
+    cells = _cache(b, widths, head_dim)
     if normed:
         op = b.pick("elemwise.rmsnorm_per_head", "elemwise.rmsnorm_per_head_plus_one")
         q, k = (b.call(op, part, b.gain(head_dim), head_dim, 1e-5) for part in (q, k))
-    q, k = b.call("elemwise.rope", q, k, b.positions(), head_dim, 10000.0)
+    q, k = turned(b, q, k, head_dim, rotary, form)
     b.call("attn.kv_append", k, v, cells)
-    b.call("attn.attend", q, cells, b.trace.handle, head_dim, kv_heads, head_dim**-0.5)
 
 
-@strategy("rope_append", flavours=FLAVOURS)
+@strategy("rope_append", dtypes=FLOATS)
 def rope_append(b: Build) -> None:
     _turned_and_stored(b, normed=False)
 
 
-@strategy("norm_rope_append", flavours=FLAVOURS)
+@strategy("norm_rope_append", dtypes=FLOATS)
 def norm_rope_append(b: Build) -> None:
     _turned_and_stored(b, normed=True)
 

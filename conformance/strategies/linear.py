@@ -54,13 +54,15 @@ def joined_matmul(b: Build) -> None:
     """Three products of one operand that go to one cache, with biases or without."""
     k, head_dim, kv_heads = b.pick(*INNER[:3]), b.pick(64, 128), b.pick(1, 2)
     heads = kv_heads * b.pick(1, 2, 3)
-    x, biased = b.value(k), b.pick(False, True)
+    x, biased, order = b.value(k), b.pick(False, True), b.pick((0, 1, 2), (2, 0, 1), (1, 2, 0))
 
     def projected(width: int) -> Value:
         y = b.call("linear.matmul", x, b.weight(width, k, dtype=b.weights or b.dtype))
         return b.call("elemwise.add_bias", b.gain(width), y) if biased else y
 
-    q, key, value = (projected(count * head_dim) for count in (heads, kv_heads, kv_heads))
+    widths = [count * head_dim for count in (heads, kv_heads, kv_heads)]
+    made = {which: projected(widths[which]) for which in order}
+    q, key, value = (made[which] for which in range(3))
     width = kv_heads * head_dim
     cells = b.kv([width, width], head_dim, "bf16" if b.dtype == "bf16" else "f32")
     q, key = b.call("elemwise.rope", q, key, b.positions(), head_dim, 10000.0)

@@ -1,12 +1,15 @@
 """Examples of the rotary and sinusoidal position embeddings of ops.elemwise."""
 
+from typing import Any
+
 from conformance.strategies.build import Build
 from conformance.strategies.elemwise import FLOATS
 from conformance.strategies.record import strategy
 from poem.ops import scaling
 from poem.ops.operands import Scaling, Value
 
-FORMS = ("half", "interleaved", "proportional", "mrope_interleaved", "mrope_chunked", "mrope_blocked", "mrope_split")
+BY_SECTIONS = ("mrope_blocked", "mrope_split")  # sections say what turns, so that nothing else does
+FORMS = ("half", "interleaved", "proportional", "mrope_interleaved", "mrope_chunked", *BY_SECTIONS)
 HEADS = ((2, 1), (1, 1), (8, 2), (5, 3))  # of q, of k
 WIDE = 520  # more pairs, and with several heads more vectors of channels, than a block has threads
 FURTHEST = 5000  # position
@@ -16,14 +19,25 @@ ORIGINAL = 4  # positions that scalings were trained for: batches have shorter a
 @strategy("elemwise.rope", dtypes=FLOATS)
 def rope(b: Build) -> None:
     (heads, kv_heads), form = b.pick(*HEADS), b.pick(*FORMS)
-    by_sections = form in ("mrope_blocked", "mrope_split")  # which say what turns, so that nothing else does
-    head_dim = b.pick(64, 8, 128, 10, WIDE) if by_sections else b.pick(64, 8, 128, 10, 9, WIDE)
-    rotary = None if by_sections else b.pick(4, 8) if head_dim % 2 else b.pick(None, 4, 8)
-    pairs = (rotary or head_dim) // 2
-    b.call(
-        "elemwise.rope", b.value(heads * head_dim), b.value(kv_heads * head_dim) if b.pick(True, False) else None,
-        _positions(b, 3 if form.startswith("mrope") else 1), head_dim, b.pick(10000.0, 100.0, 5000000.0), rotary, form,
-        b.pick("first", "last") if form in ("half", "interleaved") else "first",
+    head_dim, rotary = head_of(b, form)
+    q = b.value(heads * head_dim)
+    turned(b, q, b.value(kv_heads * head_dim) if b.pick(True, False) else None, head_dim, rotary, form)
+
+
+def head_of(b: Build, form: str) -> tuple[int, int | None]:
+    """How wide heads are that turn by a form, and how many of their channels do, where the form does not say."""
+    if form in BY_SECTIONS:
+        return b.pick(64, 8, 128, 10, WIDE), None
+    head_dim = b.pick(64, 8, 128, 10, 9, WIDE)
+    return head_dim, b.pick(4, 8) if head_dim % 2 else b.pick(None, 4, 8)
+
+
+def turned(b: Build, q: Value, k: Value | None, head_dim: int, rotary: int | None, form: str) -> Any:
+    """q, and k if there is one, turned, with options of the form."""
+    pairs, by_sections = (rotary or head_dim) // 2, form in BY_SECTIONS
+    return b.call(
+        "elemwise.rope", q, k, _positions(b, 3 if form.startswith("mrope") else 1), head_dim, b.pick(10000.0, 100.0, 5000000.0), rotary,
+        form, b.pick("first", "last") if form in ("half", "interleaved") else "first",
         None if by_sections else _linear(b) if form == "proportional" else _scaling(b, pairs),
         b.pick(*_sections(pairs, whole=not by_sections)) if form.startswith("mrope") else None, b.pick(False, True),
     )  # fmt: skip

@@ -25,31 +25,31 @@ class Slots(NamedTuple):
         return {"write_page": reading(self.write_page), "write_offset": reading(self.write_offset)}
 
 
-def append(x: Array | Columns, cache: Array, slots: Slots, *, scale: Array | None = None, nodes: tuple[int, ...] = ()) -> list[Launch]:
-    """Stores each row of x in its cell of one plane."""
-    x = columns_of(x)
+def append(
+    x: Array, cache: Array, slots: Slots, *, rows: Array | None = None, scale: Array | None = None, nodes: tuple[int, ...] = ()
+) -> list[Launch]:
+    """Stores each row of x in its cell of one plane. rows: i32 `[1]`, how many of them, where not all are to be stored."""
     arguments: dict[str, Argument] = {
-        "x": reading(x.array), **slots.arguments(), "cache": updating(cache), **row_arguments(x=x), "width": Scalar(x.width, "i32"),
+        "x": reading(x), **slots.arguments(), "rows": optional(rows), "cache": updating(cache), "width": Scalar(x.shape[1], "i32"),
         **_pages(cache), "scale": optional(scale),
     }  # fmt: skip
-    kernel = f"append<{type_of(x.array)}, {cell_of(cache)}, {vector_of(x)}>"
-    return [Launch(SOURCE, kernel, (x.array.shape[0], 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
+    kernel = f"append<{type_of(x)}, {cell_of(cache)}, {vector_of(columns_of(x))}>"
+    return [Launch(SOURCE, kernel, (x.shape[0], 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
 
 
 def kv_append(
-    k: Array | Columns, v: Array | Columns, k_cache: Array, v_cache: Array, slots: Slots, *, scales: Scales = None,
+    k: Array, v: Array, k_cache: Array, v_cache: Array, slots: Slots, *, rows: Array | None = None, scales: Scales = None,
     nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
-    """Stores k and v of each row in its cells, each in its plane."""
-    k, v = columns_of(k), columns_of(v)
-    same_dtype(k.array, v.array)
+    """Stores k and v of each row in its cells, each in its plane. rows: as for `append`."""
+    same_dtype(k, v)
     arguments: dict[str, Argument] = {
-        "k": reading(k.array), "v": reading(v.array), **slots.arguments(), "k_cache": updating(k_cache), "v_cache": updating(v_cache),
-        **row_arguments(k=k), "k_width": Scalar(k.width, "i32"), **row_arguments(v=v), "v_width": Scalar(v.width, "i32"),
-        **_pages(k_cache), **scale_arguments(scales),
+        "k": reading(k), "v": reading(v), **slots.arguments(), "rows": optional(rows), "k_cache": updating(k_cache),
+        "v_cache": updating(v_cache), "k_width": Scalar(k.shape[1], "i32"), "v_width": Scalar(v.shape[1], "i32"), **_pages(k_cache),
+        **scale_arguments(scales),
     }  # fmt: skip
-    kernel = f"kv_append<{type_of(k.array)}, {cell_of(k_cache)}, {vector_of(k, v)}>"
-    return [Launch(SOURCE, kernel, (k.array.shape[0], 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
+    kernel = f"kv_append<{type_of(k)}, {cell_of(k_cache)}, {vector_of(columns_of(k), columns_of(v))}>"
+    return [Launch(SOURCE, kernel, (k.shape[0], 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from poem.dtypes import leaves
 from poem.dtypes.dtype import KV_DTYPES, Dtype
 
 ONE = np.float32(1)
+VOID = 0xFF  # the bytes of cells that were never written: NaN in every dtype of a cache, so that a kernel that reads one shows
 
 
 def store(values: np.ndarray, dtype: Dtype, scale: np.float32 = ONE) -> np.ndarray:

@@ -57,8 +57,8 @@ def same_cells(got: np.ndarray, want: np.ndarray, dtype: str, case: str) -> None
 @settings(deadline=None, max_examples=25)
 @given(lanes=lanes, dtype=st.sampled_from(("bf16", "f32")), cells=st.sampled_from(("bf16", "f16", "f32", "e4m3", "e5m2")),
        widths=st.tuples(st.sampled_from((8, 30, 65)), st.sampled_from((8, 16))), page_size=st.sampled_from((1, 4, 16)),
-       joined=st.booleans(), scales=st.sampled_from(((1.0, 1.0), (0.3, 7.0))), seed=seeds, schedule=schedules)  # fmt: skip
-def test_rows_land_in_their_cells_and_nowhere_else(lanes, dtype, cells, widths, page_size, joined, scales, seed, schedule):
+       scales=st.sampled_from(((1.0, 1.0), (0.3, 7.0))), seed=seeds, schedule=schedules)  # fmt: skip
+def test_rows_land_in_their_cells_and_nowhere_else(lanes, dtype, cells, widths, page_size, scales, seed, schedule):
     given = ragged(lanes, page_size, seed)
     rows = given.geometry.rows + 2
     if cells not in ("e4m3", "e5m2"):
@@ -66,11 +66,7 @@ def test_rows_land_in_their_cells_and_nowhere_else(lanes, dtype, cells, widths, 
     k, v = (rows_of(seed + n, rows, width, dtype) for n, width in enumerate(widths))
     memory = Memory(schedule)
     cells_of_rows = slots(memory, given)
-    if joined:  # both lie behind four columns of something else
-        array = memory.give("kv", np.concatenate([np.zeros((rows, 4), k.dtype), k, v], axis=1))
-        sources = [Columns(array, 4, widths[0]), Columns(array, 4 + widths[0], widths[1])]
-    else:
-        sources = [memory.give("k", k), memory.give("v", v)]
+    sources = [memory.give("k", k), memory.give("v", v)]
     before = [untouched(given, width, cells) for width in widths]
     planes = [memory.give(f"{name}_cache", plane, cells, plane.shape) for name, plane in zip("kv", before, strict=True)]
     of_cells = (
@@ -95,6 +91,21 @@ def test_one_plane_is_stored_alike_and_pages_that_do_not_exist_are_skipped():
     memory.run(attn_append.append(memory.give("x", x), memory.give("cache", cache), Slots(page, offset)))
     cache[1, 1] = x[0]
     same_cells(memory["cache"], cache, "bf16", "only row 0 names a slot that exists")
+
+
+def test_rows_behind_the_counted_ones_are_stored_nowhere():
+    x = {name: rows_of(seed, 3, width, "bf16") for seed, (name, width) in enumerate((("k", 8), ("v", 16)))}
+    memory = Memory()
+    named = Slots(memory.give("write_page", np.zeros(3, np.int32)), memory.give("write_offset", np.array([1, 3, 0], np.int32)))
+    planes = [memory.give(f"{name}_cache", np.zeros((1, 4, rows.shape[1]), rows.dtype)) for name, rows in x.items()]
+    given, count = [memory.give(name, rows) for name, rows in x.items()], memory.give("rows", np.array([2], np.int32))
+    memory.run(attn_append.kv_append(*given, *planes, named, rows=count))
+    alone = memory.give("cache", np.zeros((1, 4, 8), x["k"].dtype))
+    memory.run(attn_append.append(given[0], alone, named, rows=count))
+    for name, of in (("k_cache", "k"), ("v_cache", "v"), ("cache", "k")):
+        want = np.zeros_like(memory[name])
+        want[0, [1, 3]] = x[of][:2]
+        same_cells(memory[name], want, "bf16", name)
 
 
 FORMS = {

@@ -3,7 +3,7 @@
 import numpy as np
 
 from cupy_backend.kernels import attn, attn_append
-from cupy_backend.kernels.arrays import Columns, unsupported, updating
+from cupy_backend.kernels.arrays import Columns, columns_of, unsupported, updating
 from cupy_backend.kernels.linear_tables import COUNTERS
 from cupy_backend.launch import Array, Launch
 from cupy_backend.plan.lowering import Lowered, Lowering
@@ -38,18 +38,22 @@ def _rope_append(lowering: Lowering, group: Group) -> Lowered:
 def _kv_append(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
     cache, (k_cells, v_cells), scales = _planes(lowering, node)
-    k, v = (lowering.columns(operand(node, name).id) for name in ("k", "v"))
-    launches = attn_append.kv_append(k, v, k_cells, v_cells, _slots(lowering, node, cache), scales=scales, nodes=group.nodes)
-    return Lowered(launches, 0, _appended(k.array.shape[0], (k, v), (k_cells, v_cells)))
+    k, v = (lowering.value(node, name) for name in ("k", "v"))
+    launches = attn_append.kv_append(
+        k, v, k_cells, v_cells, _slots(lowering, node, cache), rows=_named_rows(lowering, node), scales=scales, nodes=group.nodes
+    )
+    return Lowered(launches, 0, _appended(k.shape[0], (columns_of(k), columns_of(v)), (k_cells, v_cells)))
 
 
 @rule("attn.kv_append_shared")
 def _kv_append_shared(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
     cache, (cells, _), scales = _planes(lowering, node)
-    kv = lowering.columns(operand(node, "kv").id)
-    launches = attn_append.append(kv, cells, _slots(lowering, node, cache), scale=scales[0] if scales else None, nodes=group.nodes)
-    return Lowered(launches, 0, _appended(kv.array.shape[0], (kv,), (cells,)))
+    kv = lowering.value(node, "kv")
+    launches = attn_append.append(
+        kv, cells, _slots(lowering, node, cache), rows=_named_rows(lowering, node), scale=scales[0] if scales else None, nodes=group.nodes
+    )
+    return Lowered(launches, 0, _appended(kv.shape[0], (columns_of(kv),), (cells,)))
 
 
 def _slots(lowering: Lowering, node: Node, cache: Cache) -> attn_append.Slots:
@@ -58,6 +62,12 @@ def _slots(lowering: Lowering, node: Node, cache: Cache) -> attn_append.Slots:
         lowering.value(node, name) if node.operands[name] is not None else lowering.inputs[f"{name}.{cache.space}"]
         for name in ("write_page", "write_offset")
     ))  # fmt: skip
+
+
+def _named_rows(lowering: Lowering, node: Node) -> Array | None:
+    """How many rows of a padded pass there are where a node names their slots: the rows' own slots have no page behind these."""
+    named = node.operands["write_page"]
+    return lowering.live(operand(node, "write_page").id)[0] if named is not None else None
 
 
 def _planes(lowering: Lowering, node: Node) -> tuple[Cache, tuple[Array, Array], tuple[Array, Array] | None]:
