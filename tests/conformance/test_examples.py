@@ -79,6 +79,31 @@ def test_a_wrong_element_is_found_and_the_example_made_simple() -> None:
     assert set(least.picks) == {0}, "whatever the sizes, it fails"
 
 
+class Spoiling(EmulatedDevice):
+    """A device whose appends of single rows also write into the very first cell."""
+
+    def run(self, launch: Launch, memory: object) -> object:  # type: ignore[override]
+        done = super().run(launch, memory)  # type: ignore[arg-type]
+        if launch.grid == (1, 1, 1):
+            memory[launch.arrays()["cache"].buffer][0, 0, 0] = 1.0  # type: ignore[index]
+        return done
+
+
+def test_a_cell_that_an_append_should_have_left_alone_is_found() -> None:
+    """Seven rows, then one more."""
+    made = example(Case.of("attn.kv_append_shared:f32:-:normal:1:2"))
+    assert not judge(made, session_of(made, EmulatedDevice())).fault
+    assert "cells that ops.attn.kv_append_shared leaves" in judge(made, session_of(made, Spoiling())).fault
+
+
+def test_rows_of_padding_go_nowhere_though_they_name_slots() -> None:
+    """Three rows in a pass of four, whose slots are given by name."""
+    made = example(Case.of("attn.kv_append_shared:f32:-:normal:1:1.0.0.0.1.0.0.1"))
+    assert made.padded
+    assert len(made.graph.inputs) == 3
+    assert not judge(made, session_of(made, EmulatedDevice())).fault
+
+
 def test_small_integers_are_compared_bit_by_bit() -> None:
     """A result that is off by one unit is within the bound of a product, and yet not the exact one."""
     made = example(Case.of("linear.matmul:bf16:-:integers:3"))
