@@ -98,8 +98,8 @@ def prefill(b: Build) -> None:
 
 
 def _turned_and_stored(b: Build, *, normed: bool) -> None:
-    """Keys and queries turned, keys and values stored. Values come from an op, as the patterns ask. Now and then there are more heads, pairs
-    or packs than a block has warps or threads."""
+    """Keys and queries turned, keys and values stored. Values come from an op, as the patterns ask. Now and then there are more heads,
+    pairs or packs than a block has warps or threads."""
     form, (heads, kv_heads) = b.pick(*FORMS), b.pick(*GROUPS[:3], (9, 3))
     head_dim, rotary = head_of(b, form)
     widths = kv_heads * head_dim, b.pick(kv_heads * head_dim, 5, 264, 2056)
