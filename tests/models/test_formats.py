@@ -9,7 +9,7 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from conformance.originals.minis import MINIS, Mini
 from poem.checkpoint import open_checkpoint
@@ -158,6 +158,18 @@ def test_theta_is_held_to_where_transformers_4_writes_it(tmp_path: Path) -> None
     (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))
     with pytest.raises(PoemError):
         plan_import(open_checkpoint(folder), packages())
+
+
+@CASES
+@pytest.mark.parametrize("names", [("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale")], ids=["modelopt", "compressed-tensors"])
+def test_scales_of_published_8_bit_caches_are_known_and_left_out(mini: Mini, names: tuple[str, str], tmp_path: Path) -> None:
+    scales = {f"model.layers.{layer}.self_attn.{name}": np.ones(1, np.float32) for layer in range(2) for name in names}
+    folder = shutil.copytree(golden(mini), tmp_path / "checkpoint")
+    save_file(load_file(folder / "model.safetensors") | scales, folder / "model.safetensors")
+    plan = plan_import(open_checkpoint(folder), [package(mini.package)])
+    assert {name: entry.reason for entry in plan.not_read for name in entry.names} == dict.fromkeys(
+        scales, "the format names it as not read"
+    )
 
 
 def refused(mini: Mini, folder: Path, path: str, value: Any, named: str = "") -> None:
