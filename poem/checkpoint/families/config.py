@@ -122,8 +122,14 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _list(settings: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under a key; [] for anything else."""
+    found = settings.get(key)
+    return found if isinstance(found, list) else []
+
+
 def _listed(settings: Mapping[str, Any], *keys: str) -> Names:
-    return Names(item for key in keys if isinstance(settings.get(key), list) for item in settings[key])
+    return Names(item for key in keys for item in _list(settings, key))
 
 
 def _fp8(settings: Mapping[str, Any]) -> Quantisation:
@@ -245,12 +251,12 @@ _STRATEGIES = {"tensor": ("e4m3tensor",), "channel": ("e4m3row", "e4m3tensor"), 
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> Quantisation:
-    whole = settings.get("format")
+    whole = str(settings.get("format"))
     groups = settings.get("config_groups")
     groups = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
     if whole not in _FORMATS and whole != "mixed-precision":
         return Quantisation(f"compressed-tensors of the format {whole} are not read")
-    read = [(_listed(group, "targets"), group.get("targets") or [], _scheme(group, group.get("format") or whole)) for group in groups]
+    read = [(_listed(group, "targets"), _list(group, "targets"), _scheme(group, str(group.get("format") or whole))) for group in groups]
     excluded = _listed(settings, "ignore")
     if len(read) == 1 and read[0][2].problem:
         return Quantisation(read[0][2].problem)
@@ -263,12 +269,12 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Quantisation:
     return Quantisation("", outside, excluded, by_module)
 
 
-def _scheme(group: Mapping[str, Any], form: Any) -> Stated:
+def _scheme(group: Mapping[str, Any], form: str) -> Stated:
     """What one group of modules says about its weights."""
     weights = group.get("weights")
     weights = weights if isinstance(weights, dict) else {}
     bits, kind, size, strategy = (weights.get(key) for key in ("num_bits", "type", "group_size", "strategy"))
-    stated = Stated(f"compressed-tensors {form}", _FORMATS.get(str(form), ()), method="compressed-tensors")
+    stated = Stated(f"compressed-tensors {form}", _FORMATS.get(form, ()), method="compressed-tensors")
     symmetric = weights.get("symmetric", True) is not False
     problem, words, tile = "", tuple[str, ...](), None
     if form not in _FORMATS:
@@ -290,7 +296,7 @@ def _scheme(group: Mapping[str, Any], form: Any) -> Stated:
     elif bits != 4 or kind != "float" or not symmetric or size not in (None, 16 if form == "nvfp4-pack-quantized" else 32):
         problem = f"weights of {bits} bits, type {kind}, groups of {size} under the format {form} are not read"
     else:
-        words = (str(form).split("-")[0],)
+        words = (form.split("-")[0],)
     return replace(stated, problem=problem, words=words, tile=tile, bits=bits, group=_group(size), symmetric=symmetric)
 
 

@@ -14,7 +14,7 @@ from poem.errors import PoemError
 from poem.importer import plan_import
 from poem.importer.plan import ImportPlan
 from tests.poem.checkpoint.families import writers
-from tests.poem.checkpoint.families.test_minis import BLOCK, INT4, WHOLE, compressed, gptq, mlx, modelopt
+from tests.poem.checkpoint.families.test_minis import BLOCK, FLOAT8, INT4, WHOLE, compressed, gptq, mlx, modelopt
 from tests.poem.checkpoint.files import write_checkpoint
 from tests.poem.importer.fakes import package, pairs, weight
 
@@ -95,6 +95,12 @@ class Case:
 
 
 def nothing(tensors: Tensors) -> None: ...
+
+
+def in_group(**said: Any) -> dict[str, Any]:
+    """A configuration of compressed-tensors whose one group says something else."""
+    whole = compressed("float-quantized", **FLOAT8, strategy="tensor")
+    return whole | {"config_groups": {"g": whole["config_groups"]["group_0"] | said}}
 
 
 ILL, BAD, ASK = "import.illegible", "import.bad-scale", "import.requantise"
@@ -276,6 +282,16 @@ CASES = {
         ("transform_config",),
     ),
     "mlx mode mxfp8": Case(writers.mlx_mxfp4, mlx(8, 32, mode="mxfp8"), nothing, ILL, ("mode mxfp8",), key="quantization"),
+    # a configuration whose values are of another kind than any writer's
+    "a format that is a list": Case(TILES, compressed("float-quantized", **FLOAT8) | {"format": ["x"]}, nothing, ILL, ("format ['x']",)),
+    "a group's format that is a map": Case(TILES, in_group(format={"a": 1}), nothing, ILL, ("format {'a': 1}",)),
+    "a group's targets that are a number": Case(TILES, in_group(targets=4, weights={"num_bits": [8]}), nothing, ILL, ("[8] bits",)),
+    "a group's weights that are lists": Case(
+        TILES, compressed("float-quantized", num_bits=[8], type=["float"], strategy={"a": 1}), nothing, ILL, ("[8] bits",)
+    ),
+    "a method that is a number": Case(TILES, {"quant_method": 3}, nothing, ILL, ("quantised with 3",)),
+    "a tile that is a text": Case(TILES, BLOCK | {"weight_block_size": "128"}, nothing, ILL, ("a pair of integers",)),
+    "an algorithm that is a map": Case(TILES, modelopt({"FP8": 1}), nothing, ILL, ("{'FP8': 1}",)),
     # what could only be decoded and quantised again
     "u4 into nvfp4": Case(writers.mlx_affine(bits=4, group=64), mlx(4, 64), nothing, ASK, ("u4g64", "nvfp4"), "nvfp4", "quantization"),
     "groups of 32 into groups of 64": Case(
