@@ -94,7 +94,8 @@ def _values_of_bytes(leaf: str, dtype: np.dtype) -> np.ndarray:
 def decode_into(out: np.ndarray, stored: np.ndarray, leaf: str) -> None:
     """Decodes `stored` `[..., bytes or elements]` of `leaf` into `out` `[..., elements]` (C-contiguous float32 or float64)."""
     if LEAF_BITS[leaf] > 8 or leaf in ("bool", "i8", "u8"):
-        np.copyto(out, stored, casting="unsafe")
+        with np.errstate(over="ignore", invalid="ignore"):  # a float64 too large is infinite, a signalling NaN is NaN
+            np.copyto(out, stored, casting="unsafe")
         return
     table = _values_of_bytes(leaf, out.dtype)
     bytes_ = stored.reshape(-1)

@@ -22,6 +22,10 @@ NIBBLES = {
     "Q4_0": ("g32_u4_f16_z_u8", 18, 2),
     "Q4_1": ("g32_u4_f16_b_f16", 20, 4),
 }
+# Where a block of a type that is decoded keeps its f16 scales. Types that are not here are looked at as they are decoded.
+SCALES = {
+    "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
 BLOCKS_AT_ONCE = 256
 
 
@@ -43,7 +47,10 @@ def find(table: Table, name: str, stated: Stated) -> Stored | None:
 
     if kind not in _type_traits:
         return unreadable(name, word, shape, tensors, f"the package gguf decodes no {raw.tag} blocks")
-    return Stored(name, word, shape, Dtype("f32"), tensors, lambda start, stop: _decoded(raw, start, stop), decoded=True)
+    return Stored(
+        name, word, shape, Dtype("f32"), tensors, lambda start, stop: _decoded(raw, start, stop), decoded=True,
+        check=lambda: _check_scales(raw),
+    )  # fmt: skip
 
 
 def _kind(tag: str) -> Any:
@@ -61,14 +68,30 @@ def _block_rows(raw: RawTensor, start: int, stop: int) -> np.ndarray:
 
 def _decoded(raw: RawTensor, start: int, stop: int) -> Tensor:
     values = _dequantised(_block_rows(raw, start, stop), raw.tag)
-    if not np.isfinite(values).all():
-        row, column = divmod(int(np.flatnonzero(~np.isfinite(values))[0]), raw.shape[-1])
+    _check_finite(raw, values, start * math.prod(raw.shape[1:]), 1)
+    return Tensor.of(values[start:stop] if len(raw.shape) == 1 else values.reshape(stop - start, *raw.shape[1:]))
+
+
+def _check_scales(raw: RawTensor) -> tuple[str, ...]:
+    """Looks at the scales of all blocks, and at nothing else of them. Raises `import.bad-scale`."""
+    from gguf.constants import GGML_QUANT_SIZES
+
+    elements, size = GGML_QUANT_SIZES[_kind(raw.tag)]
+    blocks = raw.raw().reshape(-1, size)
+    for at in SCALES.get(raw.tag, ()):
+        _check_finite(raw, np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16), 0, elements)
+    return ()
+
+
+def _check_finite(raw: RawTensor, numbers: np.ndarray, first: int, elements: int) -> None:
+    """Raises `import.bad-scale` where numbers are not finite: values from element `first` on, or scales of so many elements each."""
+    wrong = np.flatnonzero(~np.isfinite(numbers))
+    if wrong.size:
+        row, column = divmod(first + int(wrong[0]) * elements, raw.shape[-1])
         raise CheckpointError(
             "import.bad-scale", f"a scale of `{raw.name}` is not finite", phase="import", file=str(raw.file.path),
-            found=f"the block of element {column} of row {row + start * math.prod(raw.shape[1:-1])}",
-            hint="the checkpoint is damaged, or was quantised wrongly",
+            found=f"the block of element {column} of row {row}", hint="the checkpoint is damaged, or was quantised wrongly",
         )  # fmt: skip
-    return Tensor.of(values[start:stop] if len(raw.shape) == 1 else values.reshape(stop - start, *raw.shape[1:]))
 
 
 def _dequantised(rows: np.ndarray, tag: str) -> np.ndarray:

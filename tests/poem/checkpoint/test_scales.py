@@ -54,6 +54,21 @@ def test_a_scale_of_zero_is_found_where_none_may_be(dtype: str, path: str, bad: 
     assert bad_scale(tensor.dtype.term, tensor.planes) is None
 
 
+def test_the_whole_scale_of_every_entry_of_a_bank_is_positive() -> None:
+    bank = made("nvfp4", (3, 4, 32))
+    assert bad_scale(bank.dtype.term, bank.planes, zeros=False) is None
+    bank.planes["gain.gain"][2, 0] *= -1
+    assert bad_scale(bank.dtype.term, bank.planes, zeros=False) == ("gain.gain", (2, 0), "negative")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("word", [0x7F81, 0xFFFF])
+def test_any_nan_is_found_without_a_warning(word: int) -> None:
+    tensor = made("u4g64", SHAPES["u4g64"])
+    tensor.planes["gain"].view(np.uint16)[1, 1] = word
+    assert bad_scale(tensor.dtype.term, tensor.planes, zeros=False) == ("gain", (1, 1), "not finite")
+
+
 def test_an_offset_of_zero_is_no_bad_scale_and_e8m0_has_none() -> None:
     affine, micro = made("u4g64", SHAPES["u4g64"]), made("mxfp4", SHAPES["mxfp4"])
     affine.planes["offset"][:] = 0

@@ -211,6 +211,22 @@ def test_floats_overflow_to_infinity_without_a_warning(recwarn: pytest.WarningsR
     assert not recwarn.list
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("stored", "want"),
+    [
+        (np.array([0x7F81, 0xFFFF], np.uint16).view(ml_dtypes.bfloat16), [math.nan, math.nan]),
+        (np.array([0x7C01], np.uint16).view(np.float16), [math.nan]),
+        (np.array([0x7F800001], np.uint32).view(np.float32), [math.nan]),
+        (np.array([1e300, -1e300, math.nan]), [math.inf, -math.inf, math.nan]),
+    ],
+)
+def test_floats_decode_without_a_warning(stored: np.ndarray, want: list[float], dtype: type) -> None:
+    got = Tensor.of(stored).decode(dtype=dtype)
+    np.testing.assert_array_equal(got, stored if dtype is np.float64 and stored.dtype == np.float64 else want)
+
+
 @pytest.mark.parametrize(
     ("leaf", "low", "high"),
     [

@@ -147,6 +147,22 @@ def test_a_block_scale_of_zero_is_how_ggml_stores_zeros(tmp_path: Path) -> None:
     assert np.array_equal(plan(opened, "bf16").weights["w"].decode(), values.astype(np.float32))
 
 
+@pytest.mark.parametrize(("kind", "at"), [(kind, at) for kind, (*_, places) in BLOCKS.items() for at in places])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_a_scale_that_is_not_finite_is_refused_before_anything_is_decoded(kind: str, at: int, bad: float, tmp_path: Path) -> None:
+    path = Path(checkpoint(tmp_path, kind)[0].place)
+    content, (_, elements, size, _) = bytearray(path.read_bytes()), BLOCKS[kind]
+    start = len(content) - size + at  # the last block, whose elements end row 3
+    content[start : start + 2] = np.float16(bad).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(PoemError) as caught:
+        plan(open_checkpoint(path), "bf16")
+    assert caught.value.code == "import.bad-scale"
+    assert "`w.weight`" in caught.value.render()
+    kept = f"the {'offset' if at else 'gain'} of `w.weight` at [3, 15]"  # of nibbles, whose scales are factors of a term
+    assert caught.value.found == (kept if kind in ("Q4_0", "Q4_1") else f"the block of element {K - elements} of row 3")
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_blocks_that_ggufs_own_code_writes_are_read_as_its_own_code_reads_them(kind: str, tmp_path: Path) -> None:
     from gguf.constants import GGMLQuantizationType
