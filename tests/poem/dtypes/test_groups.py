@@ -213,7 +213,7 @@ def test_the_typical_error_on_normal_data_is_the_known_one(name: str, want: floa
     assert np.sqrt(np.mean(error**2) / np.mean(w.astype(float) ** 2)) == pytest.approx(want, rel=0.02)
 
 
-@given(st.data(), st.sampled_from(["e4m3row", "e4m3tile128", "e4m3tile128a8", "nvfp4"]), st.integers(0, 2**32 - 1))
+@given(st.data(), st.sampled_from(["e4m3row", "e4m3tile128", "e4m3tile128a8", "nvfp4", "mxfp4"]), st.integers(0, 2**32 - 1))
 def test_encoding_what_was_decoded_gives_the_same_codes(data: st.DataObject, name: str, seed: int) -> None:
     shape = data.draw(shapes(Dtype(name), 256))
     once = Tensor.encode(weight(shape, seed), Dtype(name))

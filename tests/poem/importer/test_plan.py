@@ -317,6 +317,31 @@ def test_experts_stack_by_index_and_their_parts_join_without_the_new_axis(tmp_pa
     assert [str(entry) for entry in plan.not_read] == ["beyond what this mini lays out: e.3.gate, e.3.up"]
 
 
+@pytest.mark.parametrize("wanted", ["mxfp4", "bf16"])
+def test_rows_of_gate_and_up_that_alternate_are_put_apart_with_their_scales(wanted: str, tmp_path: Path) -> None:
+    """gpt-oss: even rows are gate, odd ones up, in codes, scales and bias alike."""
+    draw = np.random.default_rng(3)
+    blocks, scales = draw.integers(0, 256, (2, 6, 2, 16), np.uint8), draw.integers(120, 134, (2, 6, 2), np.uint8)
+    held = {"gate_up_blocks": blocks, "gate_up_scales": scales, "gate_up_bias": bf16(2, 6)}
+
+    def apart(name: str) -> Concat:
+        return Concat(1, (Stride(Src(name), 1, 0, 3, 2), Stride(Src(name), 1, 1, 3, 2)))
+
+    made = package(
+        {"w": weight((2, 6, 64), wanted), "b": weight((2, 6))}, pairs((apart("gate_up"), "w"), (apart("gate_up_bias"), "b")), dtype=wanted
+    )
+    plan = plan_import(open_checkpoint(write_checkpoint(tmp_path, held)), [made])
+    order = [0, 2, 4, 1, 3, 5]
+    assert np.array_equal(plan.weights["b"].planes["data"], held["gate_up_bias"][:, order])
+    if wanted == "mxfp4":
+        assert plan.actions["copied"] == 2
+        assert np.array_equal(plan.weights["w"].planes["code"], blocks[:, order].reshape(2, 6, 32))
+        assert np.array_equal(plan.weights["w"].planes["gain"], scales[:, order])
+    e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(2, 6, 64)[:, order]
+    assert np.array_equal(plan.weights["w"].decode(dtype=np.float64), e2m1[codes] * np.repeat(2.0 ** (scales[:, order] - 127.0), 32, -1))
+
+
 def test_case_65_another_number_of_parts_than_segments(tmp_path: Path) -> None:
     made = package({"w": weight((12, 8), cut=Cut(0, (4, 4, 4)))}, pairs((["a", "b"], "w")))
     fault = refused(opened(tmp_path, {"a": bf16(4, 8), "b": bf16(8, 8)}), made)
