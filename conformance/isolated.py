@@ -1,8 +1,9 @@
 """A backend's launches one by one: each is fed the interpreter's operands, and the first that is wrong is named.
 
 Errors do not add up: after every launch its results, and the cells that it appended, are replaced by the interpreter's. A result is
-compared with the exact one on the same operands. What stays inside a fused launch is the kernel's own: both it and the interpreter's
-lie within a bound of the exact value, so it is taken as the interpreter's with twice that error, which later bounds carry on.
+compared with the exact one on the same operands. What stays inside a fused launch is the kernel's own: it is taken as the interpreter's
+with the error that parts them at most, which later bounds carry on. Both round a number near the exact one to the result's dtype, and
+so they differ only where there is a tie between two of its numbers that near.
 """
 
 from collections.abc import Mapping, Sequence
@@ -244,10 +245,7 @@ def _judge_pass(
     for node in graph.nodes:
         number, nodes, kernels = launched.steps[node.id]
         extra = kernel_error(graph, node, kernels, operands.of(node))
-        bounds = [
-            Running(ARITHMETIC, bound.value, bound.error + (0.0 if which else extra))
-            for which, bound in enumerate(operands.bounds(node, [exact[id] for id in node.results]))
-        ]
+        bounds = _bounds(operands, node, exact, extra)
         if node.op in APPENDS:
             written = launched.cells.get(node.id)
             found = _judge_cells(graph, node, operands, written, native, scales) if written is not None else []
@@ -256,9 +254,37 @@ def _judge_pass(
             blurred = takes_infinity_for_nan(graph, node, kernels)
             found = [_judge(graph, node, operands, i, got, exact, bounds, blurred) for i, id in enumerate(node.results) if id in got]
         judged += [Judged(number, node.id, nodes, kernels, what, distance, *arrays, *rest) for what, distance, arrays, *rest in found]
-        results = zip(node.results, bounds, strict=True)
-        operands.keep(node, [native[id] if id in shown else Running(ARITHMETIC, native[id], 2.0 * bound.error) for id, bound in results])
+        kept: list[np.ndarray | Running] = [native[id] for id in node.results]
+        if not shown.issuperset(node.results):
+            before = zip(node.results, _bounds(operands, node, exact, extra, rounded=False), strict=True)
+            kept = [native[id] if id in shown else _inside(graph, id, native[id], bound) for id, bound in before]
+        operands.keep(node, kept)
     return sorted(judged, key=lambda item: (item.step, item.node))
+
+
+def _bounds(
+    operands: Operands, node: Node, exact: Mapping[int, np.ndarray], extra: np.ndarray | float, *, rounded: bool = True
+) -> list[Running]:
+    """Of what a launch makes of a node. extra: the kernel's own error, of the first result."""
+    bounds = operands.bounds(node, [exact[id] for id in node.results], rounded=rounded)
+    return [Running(ARITHMETIC, bound.value, bound.error + (0.0 if which else extra)) for which, bound in enumerate(bounds)]
+
+
+def _inside(graph: Graph, id: int, native: np.ndarray, before: Running) -> Running:
+    """A result that stays inside a launch, which rounds it as the graph says: rounding keeps the order of numbers, so it lies between
+    those that the ends of `before`, the bound without that rounding, become."""
+    type = graph.values[id].type
+    if type is None or type.dtype not in FLOATS or type.dtype == "f32":
+        return Running(ARITHMETIC, native, 2.0 * before.error)
+    low, high = (_as_stored(before.value + sign * before.error, type.dtype) for sign in (-1.0, 1.0))
+    with np.errstate(invalid="ignore"):
+        error = np.maximum(high - native, native - low)
+    return Running(ARITHMETIC, native, np.where(np.isfinite(native), error, 0.0))
+
+
+def _as_stored(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return numbers.astype(np.float32).astype(STORAGE[dtype]).astype(np.float64)
 
 
 Found = tuple[str, Distance, tuple[np.ndarray, np.ndarray, np.ndarray], str, str]

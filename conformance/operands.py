@@ -102,10 +102,11 @@ class Operands:
         lanes = [cells.get(sequence) or _no_cells(cache.planes) for sequence in self.geometry.sequences]
         return Cells(lanes, self.graph.spaces[cache.space].dtype, scales)
 
-    def bounds(self, node: Node, results: Sequence[np.ndarray]) -> tuple[Running, ...]:
+    def bounds(self, node: Node, results: Sequence[np.ndarray], *, rounded: bool = True) -> tuple[Running, ...]:
         """Bounds of a node's results under the errors of its operands; appended cells are remembered.
 
-        results: what the node gave, taken as exact. PoemError (`check.no-bound`) for an op without a bound.
+        results: what the node gave, taken as exact. rounded: with the last rounding, to a result's dtype.
+        PoemError (`check.no-bound`) for an op without a bound.
         """
         if node.op not in BOUNDS:
             file, line = (node.where[-1].file, node.where[-1].line) if node.where else ("", 0)
@@ -122,7 +123,7 @@ class Operands:
         dtypes = self._dtypes(node)
         if not any(dtype in FLOATS for dtype in dtypes):
             return tuple(Running(self.arithmetic, 0.0) for _ in dtypes)
-        return local_bound(node.op, arguments, results, dtypes, self.arithmetic, self.geometry)
+        return local_bound(node.op, arguments, results, dtypes, self.arithmetic, self.geometry, rounded=rounded)
 
     def _rounds_activations(self, node: Node) -> bool:
         weight = node.operands.get("w", node.operands.get("bank"))

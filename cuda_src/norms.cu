@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(block_of(THREADS), resident(THREADS))
   const int run = run_of_thread<THREADS>();
   const bool mine = run < runs;  // a warp without a run still takes part in the sum
   const int64_t start = (int64_t)run * size;
-  const W* const own = gain ? gain + run % gain_runs * size : nullptr;
+  const W* const own = gain + run % gain_runs * size;  // gain_runs is 1 where there is none
   auto read = [&](float (&v)[VEC], int column) { load_floats(v, x + start + column); };
   rms<VEC, ITEMS, THREADS>(mine ? size : 0, eps, read, read, [&](float (&v)[VEC], float scale, int column, bool inside) {
     if (!inside) return;
@@ -128,10 +128,10 @@ template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE> __gl
 }
 
 // ------------------------------------------------------------------------------------------------------- norms for a8 products
-// Columns of a normed row as e4m3 codes with a scale for each run of 128, bit by bit as if the row had been stored as T in between. All
-// threads of a warp call; those of 128 columns are neighbours.
-template <class T, int VEC>
-POEM_DEVICE void store_codes(float (&v)[VEC], uint8_t* codes, float* scales, int row, int column, int width, int stride, bool inside) {
+// Columns of a normed row as e4m3 codes with a scale for each run of 128, bit by bit as if the row had been stored as T in between. Scales
+// of rows that do not exist are 1. All threads of a warp call; those of 128 columns are neighbours.
+template <class T, int VEC> POEM_DEVICE void store_codes(float (&v)[VEC], uint8_t* codes, float* scales, int row, int rows, int column,
+                                                         int width, int stride, bool inside) {
   static_assert(VEC >= 4, "a run is one warp's, and codes are stored by four");
   uint32_t largest = 0;
   if (inside) {
@@ -149,13 +149,11 @@ POEM_DEVICE void store_codes(float (&v)[VEC], uint8_t* codes, float* scales, int
 #pragma unroll
   for (int j = 0; j < VEC; j += 4) packed.at[j / 4] = activation_codes(&v[j], scale);
   store<uint32_t, VEC / 4>(reinterpret_cast<uint32_t*>(codes + (int64_t)row * width + column), packed);
-  if (column % 128 == 0) scales[(int64_t)(column / 128) * stride + row] = scale;
-}
-// Scales of rows that do not exist are 1: the last block stores them.
-template <int THREADS> POEM_DEVICE void fill_scales(float* scales, int width, int rows, int stride) {
-  if (blockIdx.x != rows - 1) return;
-  const int missing = stride - rows, runs = (width + 127) / 128;
-  for (int i = threadIdx.x; i < runs * missing; i += THREADS) scales[(int64_t)(i / missing) * stride + rows + i % missing] = 1.0f;
+  if (column % 128 != 0) return;
+  float* const of_run = scales + (int64_t)(column / 128) * stride;
+  of_run[row] = scale;
+  if (row == rows - 1)
+    for (int missing = rows; missing < stride; ++missing) of_run[missing] = 1.0f;
 }
 template <class T, class W, int VEC, int ITEMS, int THREADS, bool PLUS_ONE, bool ADD>
 __global__ void __launch_bounds__(THREADS, resident(THREADS))
@@ -167,9 +165,8 @@ __global__ void __launch_bounds__(THREADS, resident(THREADS))
   auto again = [&](float (&v)[VEC], int column) { row.again(v, column); };
   rms<VEC, ITEMS, THREADS>(width, eps, read, again, [&](float (&v)[VEC], float scale, int column, bool inside) {
     if (inside) multiply<PLUS_ONE>(v, scale, gain, column);
-    store_codes<T>(v, codes, scales, blockIdx.x, column, width, stride, inside);
+    store_codes<T>(v, codes, scales, blockIdx.x, rows, column, width, stride, inside);
   });
-  fill_scales<THREADS>(scales, width, rows, stride);
 }
 
 // --------------------------------------------------------------------------------------------------------------- gated norms

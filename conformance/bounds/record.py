@@ -102,13 +102,15 @@ def local_bound(
     dtypes: Sequence[str],
     arithmetic: Arithmetic,
     geometry: Geometry | None = None,
+    *,
+    rounded: bool = True,
 ) -> tuple[Running, ...]:
     """For each result of one op, the exact value and a bound of |computed - exact|.
 
     arguments: operands and attributes by parameter name, weights decoded. A float value is an array, exact as given, or a
         `Running`, whose error is carried on; `Cells` likewise.
     exact: the results on real numbers. dtypes: the graph's dtypes of the results. geometry: of the pass, for ops whose rows
-        depend on their lane.
+        depend on their lane. rounded: with the last rounding, to the result's dtype.
     KeyError for an op without a bound.
     """
     record = BOUNDS[op]
@@ -122,7 +124,7 @@ def local_bound(
     made = record.function(arithmetic, exact, **given)
     listed = made if isinstance(made, tuple) else (made,)
     return tuple(
-        Running(arithmetic, result) if running is None else _told(running if record.copies else running.stored(dtype))
+        Running(arithmetic, result) if running is None else _told(running if record.copies or not rounded else running.stored(dtype))
         for running, result, dtype in zip(listed, exact, stored, strict=True)
     )
 

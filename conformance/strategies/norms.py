@@ -3,10 +3,11 @@
 from conformance.strategies.build import Build
 from conformance.strategies.elemwise import FLOATS, WIDTHS, not_huge
 from conformance.strategies.record import alike, strategy
-from poem.ops.operands import Value
+from poem.ops.operands import Value, Weight
 
 EPSILONS = (1e-6, 1e-5, 1e-12)
 HEADS = (2, 1, 5, 16)
+ROWS = (*WIDTHS, 2049)  # so many single elements that no thread of a block keeps its own
 HEAD_DIMS = (64, 1, 5, 8, 48, 128, 256, 1001)
 
 
@@ -17,7 +18,7 @@ def epsilon(b: Build) -> float:
 
 @alike("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one", dtypes=FLOATS)
 def rmsnorm(b: Build, op: str) -> None:
-    width = b.pick(*WIDTHS)
+    width = b.pick(*ROWS)
     b.call(op, b.value(width), b.gain(width), epsilon(b))
 
 
@@ -57,20 +58,20 @@ def rmsnorm_gated_by(b: Build) -> None:
 
 @strategy("elemwise.layernorm", dtypes=FLOATS)
 def layernorm(b: Build) -> None:
-    width = b.pick(*WIDTHS)
+    width = b.pick(*ROWS)
     w, bias = (b.gain(width) if b.pick(True, False) else None for _ in range(2))
     b.call("elemwise.layernorm", b.value(width), w, bias, epsilon(b))
 
 
 @strategy("elemwise.layernorm_no_scale", dtypes=FLOATS)
 def layernorm_no_scale(b: Build) -> None:
-    b.call("elemwise.layernorm_no_scale", b.value(b.pick(*WIDTHS)), epsilon(b))
+    b.call("elemwise.layernorm_no_scale", b.value(b.pick(*ROWS)), epsilon(b))
 
 
 @strategy("add_rmsnorm", dtypes=FLOATS)
 def add_rmsnorm(b: Build) -> None:
     """A block's result joins the residual stream, which is read again after the norm, or no more."""
-    width = b.pick(*WIDTHS)
+    width = b.pick(*ROWS)
     stream = b.call("elemwise.add_bias", b.gain(width), b.value(width))
     stream = b.call("elemwise.residual_add", b.value(width), stream)
     norm = b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
@@ -80,21 +81,27 @@ def add_rmsnorm(b: Build) -> None:
 
 
 CODED_WIDTHS = (128, 64, 1040, 2064)
+NORMED_WIDTHS = (*CODED_WIDTHS, 16400)  # of so many columns no thread keeps its own
 
 
 @strategy("rmsnorm_codes", dtypes=("bf16",), weights=("e4m3tile128a8",))
 def rmsnorm_codes(b: Build) -> None:
     """A norm that only products read which take its codes."""
-    width = b.pick(*CODED_WIDTHS)
-    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), b.value(width), b.gain(width), epsilon(b)))
+    width = b.pick(*NORMED_WIDTHS)
+    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), b.value(width), _any_gain(b, width), epsilon(b)))
 
 
 @strategy("add_rmsnorm_codes", dtypes=("bf16",), weights=("e4m3tile128a8",))
 def add_rmsnorm_codes(b: Build) -> None:
-    width = b.pick(*CODED_WIDTHS)
+    width = b.pick(*NORMED_WIDTHS)
     stream = b.call("elemwise.add_bias", b.gain(width), b.value(width))
     stream = b.call("elemwise.residual_add", b.value(width), stream)
-    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), stream, b.gain(width), epsilon(b)))
+    _multiplied(b, b.call(b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one"), stream, _any_gain(b, width), epsilon(b)))
+
+
+def _any_gain(b: Build, width: int) -> Weight:
+    """Gains of the flavour, not near one: else codes by a scale of one would do as well."""
+    return b.weight(width, dtype=b.dtype)
 
 
 @strategy("elementwise_codes", dtypes=("bf16",), weights=("e4m3tile128a8",))

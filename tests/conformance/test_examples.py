@@ -4,6 +4,9 @@ Hypothesis picks the sizes, simplest first, so that a failing example shrinks; i
 `poem conformance`.
 """
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,8 +16,9 @@ from conformance.examples import Case, Example, example, judge, rounded, session
 from conformance.strategies import Strategy, strategies
 from cupy_backend.emulator import EmulatedDevice
 from cupy_backend.launch import Launch
+from cupy_backend.sources import folder
 from poem.errors import PoemError
-from tests.cupy_backend.running import schedules
+from tests.cupy_backend.running import schedules, with_fault
 
 STRATEGIES = pytest.mark.parametrize("strategy", strategies().values(), ids=strategies())
 
@@ -102,6 +106,19 @@ def test_rows_of_padding_go_nowhere_though_they_name_slots() -> None:
     assert made.padded
     assert len(made.graph.inputs) == 3
     assert not judge(made, session_of(made, EmulatedDevice())).fault
+
+
+@pytest.mark.parametrize(("case", "line", "unrounded"), [
+    ("add_rmsnorm:bf16:-:normal:0:3.0.0.0.0.2.0.0", "v[j] = to_float(from_float<T>(r[j] + v[j]));", "v[j] = r[j] + v[j];"),
+    ("rmsnorm_codes:bf16:e4m3tile128a8:uneven:0:3.0.0.0.0.2.0.0", "v[j] = to_float(from_float<T>(v[j]));", ";"),
+])  # fmt: skip
+def test_a_launch_that_does_not_round_where_its_nodes_do_is_found(case: str, line: str, unrounded: str, tmp_path: Path) -> None:
+    """The first node's result stays inside the launch."""
+    made, wrong = example(Case.of(case)), tmp_path / "cuda"
+    shutil.copytree(folder(), wrong)
+    with_fault(folder() / "norms.cu", wrong, line, unrounded)
+    assert not judge(made, session_of(made, EmulatedDevice())).fault
+    assert judge(made, session_of(made, EmulatedDevice(folder=wrong))).fault
 
 
 def test_small_integers_are_compared_bit_by_bit() -> None:
