@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import Any
 
-from poem.dtypes import Dtype
-from poem.dtypes.facts import LISTED, RESERVED_FOR, Facts, facts
+from poem.dtypes import RESERVED, Dtype
+from poem.dtypes.facts import LISTED, Facts, facts
 from poem.errors import UsageError
 
 
@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _dtype(name: str) -> Dtype:
-    if name in RESERVED_FOR:
-        raise UsageError("dtypes.reserved", f"`{name}` is reserved for GGUF's {RESERVED_FOR[name]} and not implemented yet")
+    if name in RESERVED:
+        raise UsageError("dtypes.reserved", f"`{name}` is reserved for GGUF's {RESERVED[name]} and not implemented yet")
     try:
         return Dtype(name)
     except ValueError as fault:
@@ -40,7 +40,7 @@ def _list(listed: list[Facts]) -> str:
     rows += [(str(one.dtype), f"{one.bits:.5g}", one.formula, one.use) for one in listed]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
-    reserved = ", ".join(f"{name} ({theirs})" for name, theirs in RESERVED_FOR.items())
+    reserved = ", ".join(f"{name} ({theirs})" for name, theirs in RESERVED.items())
     return "\n".join([*lines, f"reserved for GGUF, not implemented yet: {reserved}"])
 
 

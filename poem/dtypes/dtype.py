@@ -21,7 +21,7 @@ NICKNAMES = {
     "u2g64": "g64_u2_bf16_b_bf16",
     "u2g128": "g128_u2_bf16_b_bf16",
 }
-RESERVED = ("u2g16k", "i3g16k", "u4g32k", "u5g32k", "i6g16k")
+RESERVED = {"u2g16k": "Q2_K", "i3g16k": "Q3_K", "u4g32k": "Q4_K", "u5g32k": "Q5_K", "i6g16k": "Q6_K"}  # GGUF's: not implemented
 FLOATS = ("f32", "f16", "bf16")
 KV_DTYPES = ("bf16", "f16", "f32", "e4m3", "e5m2")
 WEIGHT_DTYPES = (*FLOATS, *NICKNAMES)

@@ -7,11 +7,10 @@ import numpy as np
 
 from poem.dataclass import dataclass
 from poem.dtypes import leaves
-from poem.dtypes.dtype import FLOATS, KV_DTYPES, NICKNAMES, RESERVED, WEIGHT_DTYPES, Dtype
+from poem.dtypes.dtype import FLOATS, KV_DTYPES, NICKNAMES, WEIGHT_DTYPES, Dtype
 from poem.dtypes.term import LEAF_BITS, Grouped, Leaf, Plane, Term
 
 LISTED = (*FLOATS, *NICKNAMES, *(leaf for leaf in LEAF_BITS if leaf not in FLOATS))
-RESERVED_FOR = dict(zip(RESERVED, ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Deployment names: `{id}[-{part}...][-{drafter}]-{weights...}-kv-{kv}[-tp{n}]`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from poem.dtypes import KV_DTYPES, WEIGHT_DTYPES, Dtype
+from poem.dtypes import KV_DTYPES, RESERVED, WEIGHT_DTYPES, Dtype
 from poem.errors import DeploymentNameError
 from poem.language.declarations import Deployment, Model
 from poem.suggest import nearest
@@ -45,12 +45,14 @@ def _parse_words(model: Model, words: list[str]) -> Deployment:
         understood.append(words.pop(0))
         return understood[-1]
 
-    def bad(expected: str) -> DeploymentNameError:
+    def bad(expected: str, choices: Iterable[str] = ()) -> DeploymentNameError:
         so_far = "-".join(understood)
         found = f"`{words[0]}`" if words else "the end of the name"
+        reserved = RESERVED.get(words[0]) if words else None
         return DeploymentNameError(
             "name.bad", f"the deployment name is understood up to `{so_far}`; {expected} is expected after `{understood[-1]}`",
-            expected=expected, found=found,
+            expected=" ".join(choices) or expected, found=found,
+            hint=f"`{words[0]}` is reserved for GGUF's {reserved} and not implemented" if reserved else "",
         )  # fmt: skip
 
     parts: list[str] = []
@@ -62,12 +64,12 @@ def _parse_words(model: Model, words: list[str]) -> Deployment:
     while words and words[0] in WEIGHT_DTYPES and len(weights) < MAXIMUM_WEIGHT_DTYPES:
         weights.append(Dtype(take()))
     if not weights:
-        raise bad("a weight dtype")
+        raise bad("a weight dtype", WEIGHT_DTYPES)
     if not words or words[0] != "kv":
         raise bad("kv")
     take()
     if not words or words[0] not in KV_DTYPES:
-        raise bad(f"a kv dtype ({' '.join(KV_DTYPES)})")
+        raise bad("a kv dtype", KV_DTYPES)
     kv = Dtype(take())
     tp = 1
     if words:

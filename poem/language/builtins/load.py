@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from poem.dtypes import KV_DTYPES, WEIGHT_DTYPES, WORDS, Dtype
+from poem.dtypes import KV_DTYPES, RESERVED, WEIGHT_DTYPES, WORDS, Dtype
 from poem.language.builtins.record import asked, builtin, handle
 from poem.language.declarations import Model, Published, Template, TokenizerContract
 from poem.language.evaluation import Call, Evaluation
@@ -86,9 +86,8 @@ def deployment(
 
 
 def _bad_dtype(call: Call, parameter: str, of: Any, allowed: tuple[str, ...]) -> Exception:
-    reserved = not isinstance(of, Dtype)
-    message = f"deployment(): {of.name} is {'reserved for later' if reserved else 'no dtype'} for {parameter}"
-    return call.error("manifest.bad-dtype", message, expected=" ".join(allowed), found=of.name)
+    what = f"no dtype for {parameter}" if isinstance(of, Dtype) else f"reserved for GGUF's {RESERVED[of.name]} and not implemented"
+    return call.error("manifest.bad-dtype", f"deployment(): {of.name} is {what}", expected=" ".join(allowed), found=of.name)
 
 
 @builtin("load")

@@ -220,7 +220,7 @@ MANIFEST = [
         "a dtype that is kept for later",
         toy(("weights = dtype.bf16", "weights = dtype.u4g32k")),
         "manifest.bad-dtype",
-        ("reserved", "u4g32k"),
+        ("u4g32k is reserved for GGUF's Q4_K and not implemented",),
         "u4g32k",
     ),
     Wrong(
@@ -921,7 +921,8 @@ def test_10_a_broken_package_does_not_hide_the_others(tmp_path) -> None:  # type
         ("llama31-8b-bf16-kv-bf16-tp1", "name.bad", ("tp starts at 2",)),
         ("llama31-8b-bf16-kv-bf16-tp02", "name.bad", ("tp starts at 2",)),
         ("llama31-8b-bf16-kv-bf16-tp2-x", "name.bad", ("`x`",)),
-        ("llama31-8b-bf17-kv-bf16", "name.bad", ("`bf17`", "a weight dtype")),
+        ("llama31-8b-bf17-kv-bf16", "name.bad", ("`bf17`", "a weight dtype", "f32 f16 bf16 e4m3row")),
+        ("llama31-8b-u4g32k-kv-bf16", "name.bad", ("`u4g32k`", "reserved for GGUF's Q4_K and not implemented")),
         ("llama31-8b-bf16-kv-u4g64", "name.bad", ("`u4g64`", "bf16 f16 f32 e4m3 e5m2")),
         ("llama31-8b", "name.bad", ("the end of the name",)),
         ("lama31-8b-bf16-kv-bf16", "name.unknown-model", ("did you mean `llama31-8b`",)),
