@@ -33,6 +33,8 @@ def check(options: Options, progress: Callable[[str], None] = lambda text: None)
         compare_given(package, options, report, progress)
     else:
         _check_shipped(package, _chosen(package, options), options, report)
+    if options.only is not None and report.comparisons:
+        _drop_unjudged(report, options.only)
     report.notes += list(package.notes)
     report.seconds = time.perf_counter() - start
     return report
@@ -62,6 +64,19 @@ def _chosen(package: "Package", options: Options) -> "list[Deployment]":
             expected=", ".join(package.models), hint=did_you_mean(options.model, package.models),
         )  # fmt: skip
     return [deployment for deployment in package.deployments.values() if deployment.model.id == options.model]
+
+
+def _drop_unjudged(report: Report, pattern: str) -> None:
+    """Nothing agrees that was not looked at. UsageError where the pattern leaves nothing at all."""
+    judged = [comparison for comparison in report.comparisons if comparison.rows or comparison.ops or comparison.greedy]
+    if not judged:
+        raise UsageError(
+            "check.only", f"no tensor that is compared has `{pattern}` in its name", phase="check",
+            expected="part of a name such as hidden.1, logits, greedy, attention.0.query or module.model.norm.output",
+        )  # fmt: skip
+    left = [f"{comparison.deployment} ({comparison.mode})" for comparison in report.comparisons if comparison not in judged]
+    report.notes += [f"`{pattern}` names no tensor of {', '.join(left)}"] if left else []
+    report.comparisons = judged
 
 
 def _check_shipped(package: "Package", chosen: "Sequence[Deployment]", options: Options, report: Report) -> None:

@@ -22,7 +22,7 @@ from conformance.report import Comparison, Cost, Fault, Greedy, Line, Op, Row, V
 from interp import Session
 from poem.dtypes import FLOATS
 from poem.dtypes.tensor import Tensor
-from poem.errors import Frame, UsageError
+from poem.errors import CheckpointError, Frame, UsageError
 from poem.graph import Graph
 
 CERTAIN = 1e-3  # one of two tensors is meant when its NMSE is smaller by this factor
@@ -144,14 +144,25 @@ class Subject:
 
     @cached_property
     def logits(self) -> int:
-        """The value of the output `logits`. UsageError (`check.no-logits`) for a graph without one."""
-        for output in self.graph.outputs:
-            if output.name == "logits":
-                return output.value
-        raise UsageError(
-            "check.no-logits", f"{self.graph.deployment} has no output `logits`", phase="check",
-            found=", ".join(output.name for output in self.graph.outputs),
-        )  # fmt: skip
+        """The value of the output `logits`.
+
+        UsageError (`check.no-logits`) for a graph without one, CheckpointError (`check.golden`) where the golden's are of another width.
+        """
+        named = [output.value for output in self.graph.outputs if output.name == "logits"]
+        if not named:
+            raise UsageError(
+                "check.no-logits", f"{self.graph.deployment} has no output `logits`", phase="check",
+                found=", ".join(output.name for output in self.graph.outputs),
+            )  # fmt: skip
+        type = self.graph.values[named[0]].type
+        assert type is not None
+        width = self.golden.shapes.get("logits", (0, type.width))[1]
+        if width != type.width:
+            raise CheckpointError(
+                "check.golden", f"{self.graph.deployment} does not give logits as wide as the original's", phase="check",
+                file=self.golden.place, expected=f"logits {width} wide", found=f"{type.width} wide",
+            )  # fmt: skip
+        return named[0]
 
     @cached_property
     def _elements(self) -> int:
@@ -365,10 +376,12 @@ class Subject:
                 f"{found.point.name} is not what {self.graph.nodes[found.node].op} gives, and what follows agrees"
                 for found in forced.healed
             ]  # fmt: skip
-            left = [name for name in self.alignment.unaligned if name.startswith(("module.", "attention.")) and not self._shown_as(name)]
+        if forced is not None or not self.golden.stated:
+            left = [name for name in self.alignment.unaligned if not self._shown_as(name)]
             if left:
                 some = ", ".join(left[:3]) + (" ..." if len(left) > 3 else "")
-                notes.append(f"{len(left)} tensors of the original have no counterpart here: {some}")
+                are = "tensor of the original has" if len(left) == 1 else "tensors of the original have"
+                notes.append(f"{len(left)} {are} no counterpart here: {some}")
         return notes
 
 

@@ -73,7 +73,10 @@ def open_golden(folder: str | Path) -> Golden:
     inputs, expected = _arrays(folder / INPUTS), _arrays(folder / EXPECTED)
     if "input_ids" not in inputs:
         raise _bad(folder, f"{INPUTS} holds no input_ids", expected="input_ids [1, tokens]", found=", ".join(inputs) or "nothing")
-    tokens = tuple(int(token) for token in np.asarray(inputs["input_ids"]).reshape(-1))
+    ids = inputs["input_ids"]
+    if ids.dtype.kind not in "iu" or ids.shape not in ((ids.size,), (1, ids.size)):
+        raise _bad(folder, "input_ids is no prompt", expected="integers [1, tokens]", found=f"{ids.dtype} {list(ids.shape)}")
+    tokens = tuple(int(token) for token in ids.reshape(-1))
     _check(folder, tokens, expected)
     try:
         meta = json.loads((folder / "meta.json").read_text())
@@ -110,8 +113,13 @@ def _check(folder: Path, tokens: tuple[int, ...], expected: Mapping[str, np.ndar
         raise _bad(folder, "greedy.ids and greedy.logits go together")
     if "greedy.ids" in expected:
         ids, logits = expected["greedy.ids"], expected["greedy.logits"]
-        if ids.shape != (rows + len(logits),) or tuple(ids[:rows].tolist()) != tokens:
+        if ids.dtype.kind not in "iu" or ids.shape != (rows + len(logits),) or tuple(ids[:rows].tolist()) != tokens:
             raise _bad(folder, "greedy.ids does not continue the prompt", expected=f"the {rows} ids of the prompt, then {len(logits)} more")
+        width = expected["logits"].shape[1]
+        if logits.shape != (len(logits), width):
+            raise _bad(folder, "greedy.logits does not fit logits", expected=f"[steps, {width}]", found=str(list(logits.shape)))
+        if not all(0 <= id < width for id in ids[rows:].tolist()):
+            raise _bad(folder, "greedy.ids holds what no logits choose", expected=f"ids below {width}", found=str(ids[rows:].tolist()))
 
 
 def _bad(folder: Path, message: str, *, expected: str = "", found: str = "") -> CheckpointError:

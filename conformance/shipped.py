@@ -58,7 +58,7 @@ def _compare_shipped(package: Package, chosen: Sequence[Deployment], folders: Ma
     goldens: dict[str, tuple[Golden, Checkpoint]] = {}
     twins: dict[str, Subject] = {}
     for deployment in chosen:
-        graph = package.trace(deployment)
+        graph = package.check(deployment)
         found.traces.append(traced(graph))
         model = deployment.model.id
         folder = folders[model]

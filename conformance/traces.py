@@ -43,7 +43,7 @@ def trace_beside(package: "Package", deployments: "Sequence[Deployment]") -> Cal
 
 
 def _here(package: "Package", deployments: "Sequence[Deployment]") -> list[Trace]:
-    return [traced(package.trace(deployment)) for deployment in deployments]
+    return [traced(package.check(deployment)) for deployment in deployments]
 
 
 def _noted(package: "Package", deployments: "Sequence[Deployment]") -> tuple[list[Trace], list[str]]:

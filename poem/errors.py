@@ -144,6 +144,9 @@ class PoemErrors(PoemError):
     def render(self) -> str:
         return "\n".join(error.render() for error in self.errors)
 
+    def as_json(self) -> dict[str, object]:
+        return {**super().as_json(), "errors": [error.as_json() for error in self.errors]}
+
 
 def _made_again(kind: type[PoemError], state: dict[str, object]) -> PoemError:
     error = kind.__new__(kind)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import starlark
 
 from poem.errors import PackageError
+from poem.faults import raise_all
 from poem.graph import Graph
 from poem.language import host
 from poem.language.declarations import Deployment, Layout, Model, Published
@@ -22,6 +23,7 @@ from poem.tracer import Tracer
 
 if TYPE_CHECKING:
     from poem.formats.declared import Format, Pair, ReadStatement, Recognition, Source
+    from poem.formats.judge import Judge
 
 # What runs a phase: `m` and the formats stay in the module from one driver to the next.
 _DRIVERS = {
@@ -46,6 +48,7 @@ class Package:
         self.path = path
         self.notes: list[str] = []
         self._layouts: dict[str, Layout] = {}  # by deployment name
+        self._judge: Judge | None = None
 
     def __repr__(self) -> str:
         return f"Package({self.name!r}, {len(self.models)} models, {len(self.deployments)} deployments)"
@@ -91,12 +94,26 @@ class Package:
     def trace(self, deployment: Deployment | str) -> Graph:
         """The graph of a deployment. Raises PackageError."""
         with _paused_collection():
-            trace = _Trace(self, self._resolve(deployment))
-            trace.run("caches")
-            check_trace(trace.run("forward"), trace.tracer)
-            for note in notes_of(trace.tracer):
-                self.note(f"{trace.deployment.name}: {note}")
-            return trace.tracer.graph()
+            return self._traced(deployment).tracer.graph()
+
+    def check(self, deployment: Deployment | str) -> Graph:
+        """As `trace`; the formats are judged too, as far as that needs no checkpoint. Raises PackageError, PoemErrors for several."""
+        from poem.formats.judge import Judge
+
+        with _paused_collection():
+            trace = self._traced(deployment)
+            graph = trace.tracer.graph()
+            self._judge = self._judge or Judge(self)
+            raise_all(self._judge.faults(_Formats(self, trace.deployment, None, trace).declared, graph.params))
+            return graph
+
+    def _traced(self, deployment: Deployment | str) -> "_Trace":
+        trace = _Trace(self, self._resolve(deployment))
+        trace.run("caches")
+        check_trace(trace.run("forward"), trace.tracer)
+        for note in notes_of(trace.tracer):
+            self.note(f"{trace.deployment.name}: {note}")
+        return trace
 
     def read_formats(self, deployment: Deployment | str, source: "Source | None") -> "list[Format]":
         """What `formats(m)` declares for a deployment, to be asked against `source`; None where no checkpoint is open.
@@ -146,16 +163,17 @@ class _Trace:
 
 
 class _Formats:
-    """The formats of a deployment, kept on the Starlark side until they are asked."""
+    """The formats of a deployment, kept on the Starlark side until they are asked. laid_out: a trace whose `m` serves."""
 
-    def __init__(self, package: Package, deployment: Deployment, source: "Source | None") -> None:
+    def __init__(self, package: Package, deployment: Deployment, source: "Source | None", laid_out: _Trace | None = None) -> None:
         self.package, self.deployment, self.source = package, deployment, source
+        self._laid_out = laid_out
         self._trace: _Trace | None = None
         self._formats: list[Any] = []
 
     def _evaluated(self) -> _Trace:
         if self._trace is None:
-            trace = _Trace(self.package, self.deployment, self.source)
+            trace, self._laid_out = self._laid_out or _Trace(self.package, self.deployment, self.source), None
             self._formats = trace.run("formats").delivered["formats"]
             self._trace = trace
         return self._trace

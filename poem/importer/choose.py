@@ -8,37 +8,14 @@ from poem.checkpoint import Checkpoint, Stored
 from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.errors import CheckpointError, PoemError
+from poem.faults import MAXIMUM_LISTED, one_line, raise_all
 from poem.formats.declared import Format
-from poem.formats.paths import Paths
+from poem.formats.judge import Elsewhere
 from poem.formats.states import disagreement
-from poem.importer.coverage import MAXIMUM_LISTED
-from poem.importer.faults import one_line, raise_all
 from poem.importer.plan import Formatted, ImportPlan, plan_format
 from poem.importer.reexpress import can_reexpress, inexact
 from poem.importer.vocabulary import broken_contract
 from poem.language.declarations import Deployment, Layout
-
-
-class _Elsewhere:
-    """The paths of all deployments of each package, laid out once and only when a right side matches nothing."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[Paths, list[str]]] = {}
-
-    def paths(self, package: Any, notes: list[str]) -> Paths:
-        """Every path of every deployment; a deployment that cannot be laid out adds to the notes."""
-        if package.name not in self._found:
-            names: dict[str, None] = {}
-            failed = []
-            for deployment in package.deployments.values():
-                try:
-                    names |= dict.fromkeys(package.lay_out(deployment).names())
-                except PoemError as fault:
-                    failed.append(f"{deployment.name} was left out when paths were compared: {one_line(fault)}")
-            self._found[package.name] = Paths(names), failed
-        paths, failed = self._found[package.name]
-        notes += failed
-        return paths
 
 
 @dataclass(slots=True)
@@ -49,7 +26,7 @@ class _Attempt:
     package: Any
     deployment: Deployment
     requantise: bool
-    elsewhere: "_Elsewhere"
+    elsewhere: Elsewhere
     stage: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -75,7 +52,7 @@ def plan_import(
         raise CheckpointError(
             "import.illegible", problem, phase="import", file=checkpoint.place, hint="look for the same model in bf16, FP8 or NVFP4"
         )
-    elsewhere = _Elsewhere()
+    elsewhere = Elsewhere()
     if deployment is not None:
         package, named = _named(packages, deployment)
         return _checked(_plan(_Attempt(checkpoint, package, named, requantise, elsewhere)))

@@ -7,6 +7,7 @@ from functools import cache
 from poem.checkpoint import Checkpoint
 from poem.dataclass import dataclass
 from poem.errors import CheckpointError
+from poem.faults import MAXIMUM_LISTED
 from poem.formats.expand import Expansion, Landing
 from poem.formats.lazy import Use
 from poem.formats.paths import fold
@@ -15,7 +16,6 @@ from poem.suggest import nearest
 
 # Tensors that follow from the configuration; some checkpoints carry them.
 DERIVED = re.compile(r"(.*\.)?(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.masked_bias|position_ids)")
-MAXIMUM_LISTED = 20
 _INTEGER = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
 
 

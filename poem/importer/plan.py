@@ -12,6 +12,7 @@ from poem.dataclass import dataclass
 from poem.dtypes import Dtype
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
+from poem.faults import raise_all
 from poem.formats.declared import Format
 from poem.formats.evaluate import Evaluation, Missing
 from poem.formats.expand import Expansion, Landing, expand, names_in
@@ -19,7 +20,6 @@ from poem.formats.lazy import Lazy, Refusal, Use
 from poem.formats.paths import Paths, fill, pattern, placeholders
 from poem.importer import coverage
 from poem.importer.coverage import NotRead
-from poem.importer.faults import raise_all
 from poem.importer.landing import Prepared, keeping_codes, placed, prepare
 from poem.language.declarations import Deployment, Layout
 

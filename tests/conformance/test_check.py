@@ -145,6 +145,54 @@ def test_only_leaves_faults_elsewhere_alone(planted: str) -> None:
     assert run(planted, "--model", MINI, "--mode", "exact", "--only", "attention.0")[0] == 0
 
 
+@pytest.mark.parametrize("pattern", ["attention.9", "no such tensor", "logits?"])
+def test_a_pattern_that_no_tensor_has_agrees_with_nothing(pattern: str) -> None:
+    code, out, err = run(LLAMA, "--deployment", f"{MINI}-bf16-kv-bf16", "--only", pattern)
+    assert (code, out) == (2, "")
+    assert "[check.only]" in err
+    assert f"`{pattern}`" in err
+
+
+def test_a_comparison_in_which_the_pattern_finds_nothing_is_left_out_and_named() -> None:
+    """The golden of a quantised deployment has no op of its own in exact mode."""
+    _, out, _ = run(LLAMA, "--model", MINI, "--only", "attention.1", "--json")
+    data = json.loads(out)
+    assert ("llama31-mini-nvfp4-kv-e4m3", "exact") not in {(found["deployment"], found["mode"]) for found in data["comparisons"]}
+    assert any("llama31-mini-nvfp4-kv-e4m3 (exact)" in note for note in data["notes"])
+
+
+# -- formats --------------------------------------------------------------------------------------
+def formats_changed(folder: Path, old: str, new: str) -> str:
+    """A copy of the shipped packages without goldens, in which one text of llama_3.poem differs."""
+    shutil.copytree(MODELS, folder / "models", ignore=shutil.ignore_patterns("goldens"))
+    file = folder / "models" / "llama_3.poem"
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+    return str(file)
+
+
+@pytest.mark.parametrize(("old", "new", "code", "says"), [
+    ('down_proj.weight", "layers.{l}.down"', 'down_proj.weight", "layers.{l}.dwon"', "formats.misspelt-path", "did you mean `layers.{l}.down`?"),
+    ('L + "mlp.down_proj.weight"', '"model.layers.0.mlp.down_proj.weight"', "formats.bad-placeholder", "32 weights would read one tensor"),
+    ('down_proj.weight", "layers.{l}.down"', 'down_proj.weight", "layers.{l}.o"', "formats.landed-twice", "the weight `layers.0.o` is read twice"),
+    ("def formats(m):", "def formats(m):\n    return []\n\ndef never(m):", "formats.not-a-list", "at least one format"),
+])  # fmt: skip
+def test_formats_are_judged_without_a_checkpoint(tmp_path: Path, old: str, new: str, code: str, says: str) -> None:
+    found, out, err = run(formats_changed(tmp_path, old, new))
+    assert (found, out) == (2, "")
+    assert f"[{code}]" in err
+    assert says in err
+
+
+def test_formats_that_ask_the_checkpoint_are_left_to_an_import(tmp_path: Path) -> None:
+    package = formats_changed(tmp_path, "def formats(m):", 'def formats(m):\n    has("x")')
+    code, out, _ = run(package, "--model", "llama3-8b")
+    assert code == 0
+    assert out.count("can only be judged during an import") == 1
+    assert "llama_3.poem:" in out
+
+
 def test_a_package_without_goldens_is_traced_and_says_how_to_make_one(tmp_path: Path) -> None:
     shutil.copytree(MODELS, tmp_path / "models", ignore=shutil.ignore_patterns("goldens"))
     code, out, _ = run(str(tmp_path / "models" / "llama_3.poem"))
@@ -198,6 +246,10 @@ def test_a_golden_of_logits_and_hidden_states_alone_finds_the_layer(golden: Path
     assert "--against transformers" in out
 
 
+def with_logits(expected: dict[str, np.ndarray], change: Any) -> dict[str, np.ndarray]:
+    return {**expected, **{name: change(expected[name]) for name in ("logits", "greedy.logits")}}
+
+
 def without(name: str) -> Any:
     return lambda expected: {key: array for key, array in expected.items() if key != name}
 
@@ -208,6 +260,12 @@ def without(name: str) -> Any:
     (lambda expected: {**expected, "hidden.0": expected["hidden.0"][:3].copy()}, "hidden.0 does not fit the prompt"),
     (lambda expected: {**expected, "greedy.ids": expected["greedy.ids"][::-1].copy()}, "does not continue the prompt"),
     (lambda expected: {**expected, "logits": expected["logits"][0].copy()}, "logits does not fit the prompt"),
+    (lambda expected: {**expected, "greedy.ids": expected["greedy.ids"].astype(np.float32)}, "does not continue the prompt"),
+    (lambda expected: {**expected, "greedy.ids": np.append(expected["greedy.ids"][:-1], 256)}, "holds what no logits choose"),
+    (lambda expected: {**expected, "greedy.logits": expected["greedy.logits"][:, :9].copy()}, "greedy.logits does not fit logits"),
+    (lambda expected: {**expected, "greedy.logits": expected["greedy.logits"][0].copy()}, "greedy.ids does not continue the prompt"),
+    (lambda expected: with_logits(expected, lambda logits: logits[:, :230].copy()), "does not give logits as wide"),
+    (lambda expected: with_logits(expected, lambda logits: np.concatenate([logits, logits], 1)), "does not give logits as wide"),
 ])  # fmt: skip
 def test_a_golden_whose_parts_do_not_fit_is_refused(golden: Path, spoil: Any, says: str) -> None:
     file = golden / "expected.safetensors"
@@ -218,11 +276,25 @@ def test_a_golden_whose_parts_do_not_fit_is_refused(golden: Path, spoil: Any, sa
     assert says in err
 
 
-def test_a_golden_without_a_prompt_is_refused(golden: Path) -> None:
-    save_file({"input_ids": np.zeros((1, 0), np.int64)}, golden / "inputs.safetensors")
+@pytest.mark.parametrize(("ids", "says"), [
+    (np.zeros((1, 0), np.int64), "the prompt is empty"),
+    (np.ones((2, 12), np.int64), "no prompt"),
+    (np.ones((1, 24), np.float32), "no prompt"),
+])  # fmt: skip
+def test_a_golden_without_a_prompt_is_refused(golden: Path, ids: np.ndarray, says: str) -> None:
+    save_file({"input_ids": ids}, golden / "inputs.safetensors")
     code, _, err = run(LLAMA, "--golden", str(golden))
     assert code == 2
-    assert "the prompt is empty" in err
+    assert says in err
+
+
+def test_what_of_a_golden_cannot_be_compared_is_named(golden: Path) -> None:
+    file = golden / "expected.safetensors"
+    expected = load_file(file)
+    save_file({**expected, "hidden.1": np.concatenate([expected["hidden.1"]] * 2, 1)}, file)
+    code, out, _ = run(LLAMA, "--golden", str(golden), "--mode", "exact")
+    assert code == 0
+    assert "1 tensor of the original has no counterpart here: hidden.1" in out
 
 
 def test_a_changed_original_is_a_difference(golden: Path) -> None:

@@ -39,6 +39,9 @@ def test_several_faults_are_rendered_one_after_another() -> None:
     errors = PoemErrors([PackageError("a.b", "first"), PackageError("c.d", "second")])
     assert errors.code == "a.b"
     assert errors.render() == "first [a.b]\nsecond [c.d]"
+    data = errors.as_json()
+    assert data["code"] == "a.b"
+    assert [error["message"] for error in data["errors"]] == ["first", "second"]  # type: ignore[index, attr-defined]
 
 
 def test_errors_can_be_handed_from_one_process_to_another() -> None:

@@ -200,7 +200,7 @@ def check_pairs(evaluation: Evaluation, given: Any, where: tuple[Any, ...]) -> l
     pairs = []
     for index, item in enumerate(given):
         if not isinstance(item, list) or len(item) != 2:
-            found = f"{len(item)} elements" if isinstance(item, list) else kind_of(item)
+            found = f"{len(item)} element{'' if len(item) == 1 else 's'}" if isinstance(item, list) else kind_of(item)
             raise _bad_pair(evaluation, where, index, f"a pair has a left and a right side, found {found}", found)
         left, right = item
         if right is not None and not isinstance(right, str):

@@ -523,7 +523,7 @@ FORMATS = [
         "a pair of one",
         toy(('("tok.weight", "embed"),', '("only-one",),')),
         "formats.bad-pair",
-        ("pair 0", "1 elements"),
+        ("pair 0", "1 element"),
         'format("toy"',
     ),
     Wrong(

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from poem.errors import PoemError, PoemErrors
-from poem.importer.coverage import MAXIMUM_LISTED
+
+MAXIMUM_LISTED = 20
 
 
 def collected(faults: Sequence[PoemError]) -> list[PoemError]:
@@ -20,6 +21,7 @@ def collected(faults: Sequence[PoemError]) -> list[PoemError]:
 
 
 def raise_all(faults: Sequence[PoemError]) -> None:
+    """Raise what was found: nothing for no faults, PoemErrors for several."""
     if faults:
         kept = collected(faults)
         raise kept[0] if len(kept) == 1 else PoemErrors(kept)
