@@ -23,6 +23,7 @@ from tests.conformance.test_report import SCHEMA, conforms
 MODELS = Path(__file__).parents[2] / "models"
 LLAMA = str(MODELS / "llama_3.poem")
 MINI = "llama31-mini"
+DOWN = 'down_proj.weight", "layers.{l}.down"'  # the pair of one weight
 original = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None, reason="needs the extra `oracles`"
 )
@@ -173,9 +174,9 @@ def formats_changed(folder: Path, old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize(("old", "new", "code", "says"), [
-    ('down_proj.weight", "layers.{l}.down"', 'down_proj.weight", "layers.{l}.dwon"', "formats.misspelt-path", "did you mean `layers.{l}.down`?"),
+    (DOWN, DOWN.replace("l}.down", "l}.dwon"), "formats.misspelt-path", "did you mean `layers.{l}.down`?"),
     ('L + "mlp.down_proj.weight"', '"model.layers.0.mlp.down_proj.weight"', "formats.bad-placeholder", "32 weights would read one tensor"),
-    ('down_proj.weight", "layers.{l}.down"', 'down_proj.weight", "layers.{l}.o"', "formats.landed-twice", "the weight `layers.0.o` is read twice"),
+    (DOWN, DOWN.replace("l}.down", "l}.o"), "formats.landed-twice", "the weight `layers.0.o` is read twice"),
     ("def formats(m):", "def formats(m):\n    return []\n\ndef never(m):", "formats.not-a-list", "at least one format"),
 ])  # fmt: skip
 def test_formats_are_judged_without_a_checkpoint(tmp_path: Path, old: str, new: str, code: str, says: str) -> None:
