@@ -110,7 +110,7 @@ def _fault(fault: Fault, style: Style) -> list[str]:
 
 
 def _ulps(ulps: float) -> str:
-    return f"{ulps:,.0f}" if ulps >= 10 else f"{ulps:.2g}"
+    return f"{ulps:,.0f}" if 10 <= ulps < 1e9 else f"{ulps:.2g}"
 
 
 def _times(fraction: float) -> str:

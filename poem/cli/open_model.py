@@ -44,6 +44,9 @@ def open_model(model: str, checkpoint: str | None, deployment: str | None) -> Op
         context = _context(artifact.config, artifact.side_files)
         return OpenModel(artifact.deployment, artifact.graph(), artifact.weights, artifact.side_files, context, artifact.notes)
     if checkpoint is None:
+        from poem.language.search_path import default_roots, find_package
+
+        find_package(model, default_roots())
         raise UsageError(
             "run.checkpoint", f"{model} is a package and holds no weights", expected="--checkpoint FOLDER, FILE or ORG/NAME",
             hint=f"import once and run the result: poem import CHECKPOINT --package {model}",

@@ -6,7 +6,7 @@ import json
 
 from poem.errors import UsageError
 from poem.ops import NAMESPACES, REGISTRY, Op
-from poem.ops.documentation import ATTRIBUTE_VALUES, as_data, as_text, ops_of, summary, value_as_text
+from poem.ops.documentation import ATTRIBUTE_VALUES, as_data, as_text, ops_of, summary, value_as_data, value_as_text
 from poem.ops.spellings import spelled_today
 from poem.suggest import did_you_mean
 
@@ -28,8 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print("\n\n".join(_list(namespace) for namespace in namespaces))
         return 0
-    if name in ATTRIBUTE_VALUES and not arguments.json:
-        print(value_as_text(name))
+    if name in ATTRIBUTE_VALUES:
+        print(json.dumps(value_as_data(name), indent=2) if arguments.json else value_as_text(name))
         return 0
     found = [op for op in REGISTRY.values() if name in (op.name, op.full_name)]
     if not found:

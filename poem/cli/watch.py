@@ -52,6 +52,8 @@ def _work(command: Command, argv: Sequence[str], writing: int) -> None:
         LIMITS.address_space = ADDRESS_SPACE
         LIMITS.announce = lambda doing: os.write(writing, f"{doing}\n".encode())
         code = command(argv)
+    except KeyboardInterrupt:  # before the command was there to say what it leaves behind
+        sys.stderr.write("poem: interrupted\n")
     except SystemExit as exit:  # argparse
         code = exit.code if isinstance(exit.code, int) else CANNOT_RUN
     except BrokenPipeError:

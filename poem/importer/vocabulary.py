@@ -7,6 +7,8 @@ from poem.errors import CheckpointError, PoemError, UsageError
 from poem.language.declarations import Deployment
 from poem.suggest import nearest
 
+UNRELATED = "the tokenizer belongs to another model, or the package to another checkpoint"
+
 
 class _Words:
     """A vocabulary as templates ask it for tokens."""
@@ -34,7 +36,7 @@ def broken_contract(deployment: Deployment, vocabulary: Mapping[str, int], place
                     file=place,
                     expected=f"{token} at {id}" if id is not None else token,
                     found="missing" if found is None else f"at {found}, wanted {id}",
-                    hint=_near(token, vocabulary),
+                    hint=_near(token, vocabulary) if found is None else UNRELATED,
                 )
             )
     try:
@@ -52,4 +54,4 @@ def _near(token: str, vocabulary: Mapping[str, int]) -> str:
     """Only marked-up tokens are compared: a vocabulary has hundreds of thousands of words."""
     marked = [word for word in vocabulary if word[:1] == token[:1] and word[-1:] == token[-1:] and len(word) > 2]
     best = nearest(token, marked) if len(marked) < 5000 else None
-    return f"the vocabulary has {best}" if best else "the tokenizer belongs to another model, or the package to another checkpoint"
+    return f"the vocabulary has {best}" if best else UNRELATED

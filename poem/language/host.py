@@ -122,7 +122,7 @@ def refusal(evaluation: Evaluation, fault: BaseException) -> PoemError:
         return evaluation.fault
     if isinstance(fault, starlark.StarlarkError):
         return translate(evaluation, str(fault))
-    if "out of memory" in str(fault):
+    if "out of memory" in str(fault) or "AlignedSize" in str(fault):  # the host's words for what no memory holds, and no list of its
         return evaluation.error(
             "budget.memory", "the package needs more memory than it may use", hint="does a list or dict grow without end?"
         )

@@ -82,6 +82,12 @@ def as_text(op: Op) -> str:
     return "\n".join(lines)
 
 
+def value_as_data(name: str) -> dict[str, Any]:
+    """An attribute value such as `llama3` as plain data, for `--json`."""
+    function = ATTRIBUTE_VALUES[name]
+    return {"name": name, "signature": f"{name}{_arguments(function)}", "documentation": _doc(function)}
+
+
 def value_as_text(name: str) -> str:
     """The explanation of an attribute value such as `llama3` for a terminal."""
     function = ATTRIBUTE_VALUES[name]

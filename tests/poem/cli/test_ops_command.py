@@ -54,6 +54,14 @@ def test_a_rope_scaling_is_explained(capsys: pytest.CaptureFixture[str]) -> None
     assert "beta_fast=32.0" in capsys.readouterr().out
 
 
+def test_a_rope_scaling_comes_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ops", "llama3", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["name"] == "llama3"
+    assert record["signature"] == "llama3(factor, low_freq_factor, high_freq_factor, original_max_position)"
+    assert "Formula" in record["documentation"]
+
+
 def test_the_records_come_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import pytest
 import poem
 from poem.cli.main import main
 from poem.cli.new_ import starter
+from poem.cli.watch import watched
 from poem.home import shipped_models
 from poem.package import load_package, load_package_from_texts
 from tests.poem.language.package_texts import FOLDER, TOY, swapped
@@ -157,6 +159,7 @@ def command(arguments: Sequence[str], home: Path) -> subprocess.CompletedProcess
 BOMBS = {
     "X = [0] * 1000000000": "budget.memory",
     "X = [0]\nfor i in range(60):\n    X = X + X": "budget.memory",
+    "X = list(range(1000000000))": "budget.memory",
     "X = []\nfor i in range(1000000):\n    X = [X]": "budget.depth",
 }
 
@@ -171,6 +174,20 @@ def test_a_package_that_takes_all_memory_is_an_error_and_exit_code_2(statement: 
     assert ran.stderr.startswith("toy.poem"), ran.stderr
     assert f"[{code}]" in ran.stderr.split("\n")[0]
     assert not [word for word in ("Traceback", "backtrace", "panicked", "core dumped") if word in ran.stderr], ran.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is watched where nothing forks")
+def test_ctrl_c_while_a_command_is_loaded_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupted(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    try:
+        assert watched(interrupted, []) == 2
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+    assert capfd.readouterr().err == "poem: interrupted\n"
 
 
 def test_the_command_copies_the_shipped_models_and_passes_on_the_exit_code(tmp_path: Path) -> None:

@@ -232,3 +232,12 @@ def test_turns_draw_with_seeds_of_their_own(run: Run, parrot: Parrot, monkeypatc
     assert first == again
     one, two = first.encode("utf-8", "surrogateescape").rstrip(b"\n").split(b"\n", 1)
     assert one != two
+
+
+@pytest.mark.parametrize(("model", "code"), [("llama_3", "run.checkpoint"), ("no_such_model", "load.missing-package")])
+def test_a_package_without_weights_is_told_from_one_that_is_not_there(
+    model: str, code: str, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POEM_HOME", str(tmp_path))
+    assert main(["run", model, "--prompt", "hello"]) == 2
+    assert f"[{code}]" in capsys.readouterr().err

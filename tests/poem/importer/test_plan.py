@@ -594,6 +594,7 @@ def test_case_71_a_pinned_token_elsewhere(tmp_path: Path) -> None:
     fault = with_vocabulary(tmp_path, {"<s>": 7}, TokenizerContract(pinned={"<s>": 1}))
     assert isinstance(fault, PoemError)
     assert (fault.code, fault.found) == ("import.tokenizer", "at 7, wanted 1")
+    assert "<s>" not in fault.hint, "the token itself is no near miss of it"
 
 
 def test_a_vocabulary_that_fits_and_one_that_is_not_there(tmp_path: Path) -> None:
