@@ -57,10 +57,11 @@ template <int VEC, int ITEMS, int THREADS, class Body> POEM_DEVICE void for_pack
 // Where a run is read twice, `again` is what reads it the second time.
 template <int VEC, int ITEMS, int THREADS, class Read, class Again, class Write>
 POEM_DEVICE void rms(int size, float eps, Read read, Again again, Write write) {
-  float held[ITEMS > 0 ? ITEMS : 1][VEC];
+  constexpr int HELD = ITEMS > 0 ? ITEMS : 1;
+  float held[HELD][VEC];
   float squares = 0.0f;
   for_packs<VEC, ITEMS, THREADS>(size, [&](int i, int column, bool inside) {
-    auto& v = held[ITEMS > 0 ? i : 0];
+    auto& v = held[i % HELD];
     if (!inside) return;
     read(v, column);
 #pragma unroll
@@ -68,7 +69,7 @@ POEM_DEVICE void rms(int size, float eps, Read read, Again again, Write write) {
   });
   const float scale = 1.0f / sqrtf(run_sum<THREADS>(squares) / (float)size + eps);
   for_packs<VEC, ITEMS, THREADS>(size, [&](int i, int column, bool inside) {
-    auto& v = held[ITEMS > 0 ? i : 0];
+    auto& v = held[i % HELD];
     if (ITEMS == 0 && inside) again(v, column);
     write(v, scale, column, inside);
   });
@@ -202,10 +203,11 @@ __global__ void __launch_bounds__(block_of(THREADS), resident(THREADS))
 template <class T, class W, class B, int VEC, int ITEMS, int THREADS> __global__ void __launch_bounds__(THREADS, resident(THREADS))
     layernorm(const T* __restrict__ x, const W* __restrict__ gain, const B* __restrict__ bias, T* __restrict__ out, int width, float eps) {
   const int64_t row = (int64_t)blockIdx.x * width;
-  float held[ITEMS > 0 ? ITEMS : 1][VEC];
+  constexpr int HELD = ITEMS > 0 ? ITEMS : 1;
+  float held[HELD][VEC];
   float sum = 0.0f;
   for_packs<VEC, ITEMS, THREADS>(width, [&](int i, int column, bool inside) {
-    auto& v = held[ITEMS > 0 ? i : 0];
+    auto& v = held[i % HELD];
     if (!inside) return;
     load_floats(v, x + row + column);
 #pragma unroll
@@ -219,7 +221,7 @@ template <class T, class W, class B, int VEC, int ITEMS, int THREADS> __global__
   };
   float squares = 0.0f;
   for_packs<VEC, ITEMS, THREADS>(width, [&](int i, int column, bool inside) {
-    auto& v = held[ITEMS > 0 ? i : 0];
+    auto& v = held[i % HELD];
     if (!inside) return;
     centre(v, column);
 #pragma unroll
@@ -227,7 +229,7 @@ template <class T, class W, class B, int VEC, int ITEMS, int THREADS> __global__
   });
   const float scale = 1.0f / sqrtf(run_sum<THREADS, 2>(squares) / (float)width + eps);
   for_packs<VEC, ITEMS, THREADS>(width, [&](int i, int column, bool inside) {
-    auto& v = held[ITEMS > 0 ? i : 0];
+    auto& v = held[i % HELD];
     if (!inside) return;
     if (ITEMS == 0) centre(v, column);
     multiply<false>(v, scale, gain, column);

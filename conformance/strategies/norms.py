@@ -1,13 +1,13 @@
 """Examples of the norms of ops.elemwise, and of the patterns that add a residual before one and round one to codes."""
 
 from conformance.strategies.build import Build
-from conformance.strategies.elemwise import FLOATS, WIDTHS, not_huge
+from conformance.strategies.elemwise import FLOATS, not_huge
 from conformance.strategies.record import alike, strategy
 from poem.ops.operands import Value, Weight
 
 EPSILONS = (1e-6, 1e-5, 1e-12)
 HEADS = (2, 1, 5, 16)
-ROWS = (*WIDTHS, 2049)  # so many single elements that no thread of a block keeps its own
+WIDTHS = (8, 1, 5, 96, 100, 1001, 4104, 2049)  # of the last one no thread keeps its own: packs of one element, and too many
 HEAD_DIMS = (64, 1, 5, 8, 48, 128, 256, 1001)
 
 
@@ -18,7 +18,7 @@ def epsilon(b: Build) -> float:
 
 @alike("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one", dtypes=FLOATS)
 def rmsnorm(b: Build, op: str) -> None:
-    width = b.pick(*ROWS)
+    width = b.pick(*WIDTHS)
     b.call(op, b.value(width), b.gain(width), epsilon(b))
 
 
@@ -58,20 +58,20 @@ def rmsnorm_gated_by(b: Build) -> None:
 
 @strategy("elemwise.layernorm", dtypes=FLOATS)
 def layernorm(b: Build) -> None:
-    width = b.pick(*ROWS)
+    width = b.pick(*WIDTHS)
     w, bias = (b.gain(width) if b.pick(True, False) else None for _ in range(2))
     b.call("elemwise.layernorm", b.value(width), w, bias, epsilon(b))
 
 
 @strategy("elemwise.layernorm_no_scale", dtypes=FLOATS)
 def layernorm_no_scale(b: Build) -> None:
-    b.call("elemwise.layernorm_no_scale", b.value(b.pick(*ROWS)), epsilon(b))
+    b.call("elemwise.layernorm_no_scale", b.value(b.pick(*WIDTHS)), epsilon(b))
 
 
 @strategy("add_rmsnorm", dtypes=FLOATS)
 def add_rmsnorm(b: Build) -> None:
     """A block's result joins the residual stream, which is read again after the norm, or no more."""
-    width = b.pick(*ROWS)
+    width = b.pick(*WIDTHS)
     stream = b.call("elemwise.add_bias", b.gain(width), b.value(width))
     stream = b.call("elemwise.residual_add", b.value(width), stream)
     norm = b.pick("elemwise.rmsnorm", "elemwise.rmsnorm_plus_one")
