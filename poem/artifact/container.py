@@ -17,7 +17,7 @@ import numpy as np
 import ztensor
 
 from poem.dtypes import Dtype, Plane
-from poem.dtypes.tensor import STORAGE, Tensor
+from poem.dtypes.tensor import STORAGE, Tensor, check_segments
 from poem.errors import CheckpointError, PoemError
 
 DENSE = "dense"
@@ -280,13 +280,18 @@ class Container:
             raise corrupt(self.path, f"{name}: {fault}") from None
 
     def check(self, name: str, dtype: Dtype, shape: tuple[int, ...]) -> None:
-        """Refuse an object whose layout, shape, parts, their types or sizes are not those of a weight."""
+        """Refuse an object whose layout, shape, parts, their types, sizes or row counts are not those of a weight."""
         if self.shape(name) != shape:
             raise corrupt(self.path, f"{name} has another shape", expected=str(list(shape)), found=str(list(self.shape(name))))
-        planes = dtype.planes(shape, self._segments(name))
+        segments = self._segments(name)
+        planes = dtype.planes(shape, segments)
         self._check_parts(name, layout_name(dtype), {plane.path for plane in planes})
         for plane in planes:
             self._check_part(name, plane)
+        try:
+            check_segments(dtype, shape, {plane.path: self._plane(name, plane) for plane in planes if plane.path in segments})
+        except ValueError as fault:
+            raise corrupt(self.path, f"{name}: {fault}") from None
 
     def _check_parts(self, name: str, layout: str, parts: set[str]) -> None:
         with _wheel(self.path, name):

@@ -43,10 +43,7 @@ class Tensor:
         unknown = sorted(set(self.planes) - set(expected))
         if unknown:
             raise ValueError(f"{self.dtype} has no plane `{unknown[0]}`")
-        for path in segments:
-            counts, total = self.planes[path], groups.segmented_rows(self.dtype.term, self.planes, self.shape, path)
-            if counts.min(initial=1) < 1 or int(counts.sum()) != total:
-                raise ValueError(f"{self.dtype}: `{path}` counts rows of segments, each 1 or more, {total} in all; found {counts.tolist()}")
+        check_segments(self.dtype, self.shape, {path: self.planes[path] for path in segments})
 
     @property
     def nbytes(self) -> int:
@@ -106,6 +103,14 @@ class Tensor:
             kept = (np.arange(self.shape[0])[rows][:, None] * below + np.arange(below)).reshape(-1)
         values = groups.decode(self.dtype.term, self.planes, self.shape, rows=kept, dtype=dtype)
         return values.reshape(-1, *self.shape[1:])
+
+
+def check_segments(dtype: Dtype, shape: tuple[int, ...], rows: Mapping[str, np.ndarray]) -> None:
+    """ValueError if the planes of row counts of a weight, by path, do not add up to what they divide."""
+    for path, plane in rows.items():
+        counts, total = plane.tolist(), groups.segmented_rows(dtype.term, rows, shape, path)
+        if min(counts, default=1) < 1 or sum(counts) != total:  # integers of Python: those of NumPy wrap around
+            raise ValueError(f"{dtype}: `{path}` counts rows of segments, each 1 or more, {total} in all; found {counts}")
 
 
 def _in_order(dtype: Dtype, shape: tuple[int, ...], planes: Mapping[str, np.ndarray]) -> Tensor:

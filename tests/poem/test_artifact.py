@@ -143,18 +143,20 @@ def test_an_object_that_is_not_exactly_its_dtype_is_refused(name: str, tmp_path:
     assert said in caught.value.message, caught.value.render()
 
 
-@pytest.mark.parametrize("counts", [[3, 2], [0, 4], [-1, 5], [4, 4]])
+@pytest.mark.parametrize("counts", [[3, 2], [0, 4], [-1, 5], [4, 4], [2**62, 2**62, 2**62, 2**62 + 4]])
 def test_row_counts_that_do_not_sum_to_the_rows_are_refused(counts: list[int], tmp_path: Path) -> None:
     parts = {
         "code": {"dtype": "u8", "data": bytes(4 * 8)},
         "gain.code": {"dtype": "u8", "data": bytes([0x38] * 4), "logical": "f8_e4m3fn"},
-        "gain.gain": {"dtype": "f32", "data": np.ones(2, np.float32).tobytes()},
+        "gain.gain": {"dtype": "f32", "data": np.ones(len(counts), np.float32).tobytes()},
         "gain.rows": {"dtype": "i64", "data": np.array(counts).tobytes()},
     }
     container = Container(foreign(tmp_path / "x.zt", "w", [4, 16], parts, "poem.nvfp4/1"))
-    with pytest.raises(CheckpointError) as caught:
-        container.tensor("w", Dtype("nvfp4"), (4, 16))
-    assert caught.value.code == "artifact.corrupt"
+    for read in (container.check, container.tensor):  # on opening, and again when it is used
+        with pytest.raises(CheckpointError) as caught:
+            read("w", Dtype("nvfp4"), (4, 16))
+        assert caught.value.code == "artifact.corrupt"
+        assert "counts rows" in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["a/b", "poem.file/../x", "poem.file/.hidden", "poem.file/a/b", "poem.files/x", "a b", "a\tb"])
