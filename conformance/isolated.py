@@ -241,6 +241,7 @@ def _judge_pass(
 ) -> list[Judged]:  # fmt: skip
     judged = []
     got = launched.results
+    blurred: set[int] = set()  # steps that may have NaN for infinity
     shown = got.keys() | {id for id, value in native.items() if not isinstance(value, np.ndarray)}
     for node in graph.nodes:
         number, nodes, kernels = launched.steps[node.id]
@@ -251,8 +252,11 @@ def _judge_pass(
             found = _judge_cells(graph, node, operands, written, native, scales) if written is not None else []
             operands.store(_cache(node), _loaded(graph, node, _stored(graph, node, native, scales), scales))
         else:
-            blurred = takes_infinity_for_nan(graph, node, kernels)
-            found = [_judge(graph, node, operands, i, got, exact, bounds, blurred) for i, id in enumerate(node.results) if id in got]
+            if takes_infinity_for_nan(graph, node, kernels):
+                blurred.add(number)
+            found = [
+                _judge(graph, node, operands, i, got, exact, bounds, number in blurred) for i, id in enumerate(node.results) if id in got
+            ]
         judged += [Judged(number, node.id, nodes, kernels, what, distance, *arrays, *rest) for what, distance, arrays, *rest in found]
         kept: list[np.ndarray | Running] = [native[id] for id in node.results]
         if not shown.issuperset(node.results):

@@ -11,8 +11,8 @@ import numpy as np
 
 from poem import axes
 from poem.batch import Chunk
-from poem.dtypes import FLOATS, Dtype
-from poem.dtypes.leaves import STORAGE, encode
+from poem.dtypes import FLOATS, LEAF_BITS, Dtype
+from poem.dtypes.leaves import STORAGE, encode, pack, unpack
 from poem.dtypes.tensor import Tensor
 from poem.errors import Frame
 from poem.graph import Graph, ValueType
@@ -24,7 +24,8 @@ T = TypeVar("T")
 Pick = Callable[[int], int]
 
 # normal: of mean 0 and deviation 1. integers: small enough that sums of products are exact in float32. huge, tiny: squares stay finite,
-# and products of four reach the ends of float32. cancelling: neighbours that are each other's opposite, against equal weights.
+# and products of four reach the ends of float32; tiny ones meet weights that are tiny beside their gains and offsets.
+# cancelling: neighbours that are each other's opposite, against equal weights.
 # sparse: nine of ten are 0, and so are whole runs of columns. uneven: each run of columns of a row, of weights too, has a size of its own.
 # special: NaN, infinities, zeros of both signs and huge numbers among normal ones, also in weights that are not quantised.
 FLAVOURS = ("normal", "integers", "huge", "tiny", "cancelling", "sparse", "uneven", "special")
@@ -34,6 +35,7 @@ RUN = 32  # columns of a run that is 0, or of one size: the smallest group of qu
 UNEVEN = 8  # binary orders of magnitude up and down
 E8M0_ONE = 127  # the code of 2**0
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, HUGE)
+NEARLY, TRIES = 2.0**-8, 16  # of a step between codes, so far is what cancels from 0; or less, after so many tries
 # New rows of each sequence, pass by pass: one token, a prompt, decoding after it, several sequences that come, rest and go on.
 BATCHES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((1,),), ((3,),), ((7,), (1,)), ((2, 5, 1),), ((4, 1), (1, 3)), ((17,), (1,), (1,)), ((9, 0, 2), (0, 4, 1)), ((33, 6),),
@@ -210,7 +212,26 @@ class Build:
             numbers *= self._sizes(shape)
         if self.flavour == "special" and dtype.is_leaf:
             numbers = self._with_special(numbers)
-        return Tensor.encode(numbers.astype(np.float32), dtype)
+        made = Tensor.encode(numbers.astype(np.float32), dtype)
+        return self._with_tiny(made) if self.flavour == "tiny" and "offset" in made.planes else made
+
+    def _with_tiny(self, weight: Tensor) -> Tensor:
+        """In half of the groups one code throughout, whose product with the gain all but cancels against the offset: of some gains and
+        offsets those that leave least, but more than nothing."""
+        bits, groups = LEAF_BITS[weight.dtype.planes(weight.shape)[0].leaf], weight.planes["gain"].shape
+        chosen, steps = self.random.random(groups) < 0.5, self.random.integers(0, 1 << bits, groups)
+        gains, beyond = self.random.standard_normal((2, TRIES, *groups))
+        gains = _stored(gains, "bf16").astype(np.float64)
+        offsets = _stored(-gains * (steps + NEARLY * beyond), "bf16").astype(np.float64)
+        left = np.abs(gains * steps + offsets) / np.abs(gains)
+        least = np.where(left > 0, left, np.inf).argmin(0, keepdims=True)
+        factors = {"gain": gains, "offset": offsets}
+        planes = {name: np.where(chosen, np.take_along_axis(made, least, 0)[0], weight.planes[name]) for name, made in factors.items()}
+        codes = unpack(weight.planes["code"], bits)
+        size = codes.shape[-1] // groups[-1]
+        codes = np.where(chosen.repeat(size, -1), steps.repeat(size, -1), codes)
+        stored = {name: encode(plane, "bf16") for name, plane in planes.items()}
+        return Tensor(weight.dtype, weight.shape, {"code": pack(codes.astype(np.uint8), bits), **stored})
 
     def _of_small_codes(self, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
         """A quantised weight whose every factor is one: its values are those of its codes."""

@@ -8,7 +8,7 @@
 //   Factor    what a row's gain and offset are made into, once for each run, by factor(gain, offset)
 //   WORDS     registers of codes that decode() takes at a time
 //   SPREAD    how far apart in the run the two elements of a pair are: 1, or WORDS * 32 / BITS / 2 where codes are picked by masks
-// and decode(codes, factor, pairs), which yields WORDS * 32 / BITS elements, two to a register.
+// and decode(codes, factor, pairs), which yields WORDS * 32 / BITS elements, two to a register, in an array of just that length.
 #pragma once
 
 namespace poem {
@@ -42,7 +42,7 @@ struct Plain {
   using Gain = uint8_t;
   using Factor = NoFactor;
   POEM_DEVICE static Factor factor(Gain, Gain) { return {}; }
-  POEM_DEVICE static void decode(const uint32_t* codes, Factor, uint32_t* pairs) {
+  POEM_DEVICE static void decode(const uint32_t* codes, Factor, uint32_t (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) pairs[i] = codes[i];
   }
@@ -58,7 +58,7 @@ POEM_DEVICE uint32_t e4m3_pair(uint32_t upper) {
 }
 struct E4m3 {
   static constexpr int BITS = 8, WORDS = 2, SPREAD = 1;
-  POEM_DEVICE static void values(const uint32_t* codes, uint32_t* pairs) {
+  POEM_DEVICE static void values(const uint32_t* codes, uint32_t (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       pairs[2 * i] = e4m3_pair(permute_bytes(codes[i], 0, 0x1404));
@@ -73,7 +73,7 @@ struct E4m3Rows : E4m3 {
   using Gain = uint8_t;
   using Factor = NoFactor;
   POEM_DEVICE static Factor factor(Gain, Gain) { return {}; }
-  POEM_DEVICE static void decode(const uint32_t* codes, Factor, uint32_t* pairs) { values(codes, pairs); }
+  POEM_DEVICE static void decode(const uint32_t* codes, Factor, uint32_t (&pairs)[4]) { values(codes, pairs); }
 };
 struct GainOnly { float gain; };
 // One float gain for each 128 columns.
@@ -83,7 +83,7 @@ struct E4m3Tiles : E4m3 {
   using Gain = float;
   using Factor = GainOnly;
   POEM_DEVICE static Factor factor(Gain gain, Gain) { return {gain}; }
-  POEM_DEVICE static void decode(const uint32_t* codes, Factor, uint32_t* pairs) { values(codes, pairs); }
+  POEM_DEVICE static void decode(const uint32_t* codes, Factor, uint32_t (&pairs)[4]) { values(codes, pairs); }
 };
 
 // -------------------------------------------------------------------------------------------------------------- affine
@@ -105,7 +105,7 @@ template <int BITS_, int GROUP_> struct Affine {
     const float centre = fminf(fmaxf(rintf(-o / g), 0.0f), LARGEST);   // 0 for NaN
     return {g, fmaf(centre, g, o), both(-BIAS - centre)};
   }
-  POEM_DEVICE static void decode(const uint32_t* codes, Factor f, uint32_t* pairs) {
+  POEM_DEVICE static void decode(const uint32_t* codes, Factor f, uint32_t (&pairs)[WORDS * 16 / BITS]) {
     if constexpr (BITS == 8) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -129,7 +129,7 @@ struct E2m1 {
   static constexpr int BITS = 4, WORDS = 1, SPREAD = 4;
   static constexpr bool PROMOTED = false, HAS_OFFSET = false;
   using Factor = PairFactor;
-  POEM_DEVICE static void decode(const uint32_t* codes, Factor f, uint32_t* pairs) {
+  POEM_DEVICE static void decode(const uint32_t* codes, Factor f, uint32_t (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t two = codes[0] >> 4 * i;

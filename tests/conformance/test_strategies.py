@@ -111,3 +111,17 @@ def test_flavours_are_what_they_are_called() -> None:
         assert 0.5 < np.median(np.abs(made[flavour])) / scale < 1.0
     sums = made["cancelling"][:, :100].reshape(64, 50, 2).sum(-1)
     assert 0.5 < np.mean(sums == 0.0) < 1.0
+
+
+@pytest.mark.parametrize("word", ["u2g64", "u4g32", "u8g64"])
+def test_tiny_weights_are_what_gains_and_offsets_all_but_cancel_to(word: str) -> None:
+    build = Build(lambda count: 0, 4, "bf16", word, "tiny")
+    build.weight(128, 128)
+    (made,) = build.tensors.values()
+    group = made.dtype.group_size
+    values = np.abs(made.decode(dtype=np.float64)).reshape(128, -1, group)
+    gains, offsets = (np.abs(made.planes[name].astype(np.float64)) for name in ("gain", "offset"))
+    tiny = (values < gains[..., None]).all(-1) & (values == values[..., :1]).all(-1)
+    assert 0.4 < tiny.mean() < 0.6
+    assert np.median((values[..., 0] / (gains + offsets))[tiny]) < 2.0**-8
+    assert (values[tiny] > 0).mean() > 0.75
