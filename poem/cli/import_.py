@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--model", metavar="ID", help="one of this model's")
     which.add_argument("--package", metavar="FILE", action="append", help="of this package (path or name); repeat for several")
     which.add_argument("--requantise", action="store_true", help="with --deployment: quantise again what is stored quantised otherwise")
+    parser.add_argument("--head", metavar="SOURCE", help="a draft head published apart; its tensors are read under the prefix aux.")
     parser.add_argument("-o", "--output", metavar="FILE.zt", help="where to write (the deployment's name by default)")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
@@ -37,11 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         _check_destination(Path(arguments.output))
     from poem.artifact import write_artifact
-    from poem.checkpoint import open_checkpoint
+    from poem.checkpoint import Joined, open_checkpoint
     from poem.importer import plan_import
 
     started = time.monotonic()
     checkpoint = open_checkpoint(arguments.source)
+    if arguments.head is not None:
+        checkpoint = Joined(checkpoint, open_checkpoint(arguments.head))
     packages = packages_of(arguments.package)
     with progress_bar("looking for the deployment", in_bytes=False) as progress:
         plan = plan_import(

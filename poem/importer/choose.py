@@ -15,7 +15,7 @@ from poem.formats.states import disagreement
 from poem.importer.plan import Formatted, ImportPlan, plan_format
 from poem.importer.reexpress import can_reexpress, inexact
 from poem.importer.vocabulary import broken_contract
-from poem.language.declarations import Deployment, Layout
+from poem.language.declarations import Deployment, Layout, Published
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ def plan_import(
         except PoemError as miss:
             tried.append((attempt, miss))
             continue
-        return _checked(_with_better_kept(plan, ordered[position + 1 :]))
+        return _checked(_with_heads_told(_with_better_kept(plan, ordered[position + 1 :])))
     raise _no_deployment(checkpoint, tried, model)
 
 
@@ -121,6 +121,18 @@ def _with_better_kept(plan: ImportPlan, later: Sequence[tuple[Any, Deployment]])
     return plan
 
 
+def _with_heads_told(plan: ImportPlan) -> ImportPlan:
+    """A note for each draft head that is published for this checkpoint and that the plan leaves out."""
+    heads = [item for item in _published(plan.package, plan.checkpoint) if item.deployment != plan.deployment.name]
+    notes = [f"{item.deployment} would draft with {item.head}: name it with --deployment, and the head with --head" for item in heads]
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _published(package: Any, checkpoint: Checkpoint) -> Sequence[Published]:
+    """The draft heads that others publish for a checkpoint."""
+    return package.published_for(checkpoint.source.get("repo", ""))
+
+
 def _keeps(stored: Stored, wanted: Dtype) -> bool:
     return can_reexpress(stored.dtype, wanted) and not inexact(stored.dtype, wanted, stored.factors())
 
@@ -140,6 +152,12 @@ def _checked(plan: ImportPlan) -> ImportPlan:
 def _plan(attempt: _Attempt) -> ImportPlan:
     """Everything about one candidate that can be known without reading tensor data."""
     deployment, checkpoint = attempt.deployment, attempt.checkpoint
+    head = next((item.head for item in _published(attempt.package, checkpoint) if item.deployment == deployment.name), None)
+    if head is not None and not checkpoint.has_prefix("aux."):
+        raise CheckpointError(
+            "import.head", f"the draft head of {deployment.name} is published in a repository of its own", phase="import",
+            file=checkpoint.place, expected=f"--head {head}", found="the trunk alone",
+        )  # fmt: skip
     if deployment.tp != 1:
         raise CheckpointError(
             "import.tp", "an import writes whole weights", phase="import", file=checkpoint.place, expected="a deployment without -tp",

@@ -117,6 +117,12 @@ class _Loader:
             raise refuse("load.too-large", f"a package loads at most {LIMITS.files} files", expected=f"at most {LIMITS.files} files")
         found = self.modules.read(module)
         if found is None:
+            link = self.modules.leaving(module)
+            if link is not None:
+                raise refuse(
+                    "load.bad-path", f'"{module}" is a link out of its folder', found=f"{link} -> {link.resolve()}",
+                    hint="only //lib/ modules can be loaded: copy the file into `lib/`",
+                )  # fmt: skip
             near = nearest(module, self.modules.known())
             raise refuse(
                 "load.missing-module", f'there is no "{module}"; searched: {self.modules.searched}', found=module,
@@ -248,7 +254,7 @@ def _check_parameters(evaluation: Evaluation, file: str, text: str) -> None:
             where = (Frame(file, text.count("\n", 0, found.start()) + 1, "<module>"),)
             raise evaluation.error(
                 "manifest.bad-function", f"{name} takes {parameters}, {wanted} by position", where,
-                expected=f"def {name}{parameters}", found=f"{least} parameters",
+                expected=f"def {name}{parameters}", found=f"{least} parameter{'' if least == 1 else 's'}",
             )  # fmt: skip
 
 

@@ -78,16 +78,25 @@ class ModulesOnDisk:
         return ", ".join(str(root) for root in self.roots)
 
     def read(self, module: str) -> str | None:
-        """The text of a module that passed `MODULE_ID`, or None. A symlink that leaves its root counts as absent."""
+        """The text of a module that passed `MODULE_ID`, or None."""
         for root in self.roots:
             path = root / module.removeprefix("//")
-            if path.is_file() and path.resolve().is_relative_to(root.resolve()):
+            if path.is_file() and not _leaves(path, root):
                 return read_text(path, module.removeprefix("//"))
         return None
+
+    def leaving(self, module: str) -> Path | None:
+        """A file of that name that is a link out of its root, and so is not read."""
+        paths = ((root / module.removeprefix("//"), root) for root in self.roots)
+        return next((path for path, root in paths if path.is_file() and _leaves(path, root)), None)
 
     def known(self) -> list[str]:
         """Every module id, for suggestions."""
         return [f"//{path.relative_to(root).as_posix()}" for root in self.roots for path in (root / "lib").glob("**/*.poem")]
+
+
+def _leaves(path: Path, root: Path) -> bool:
+    return not path.resolve().is_relative_to(root.resolve())
 
 
 class ModulesInTexts:
@@ -100,6 +109,9 @@ class ModulesInTexts:
 
     def read(self, module: str) -> str | None:
         return self.files.get(module.removeprefix("//"))
+
+    def leaving(self, module: str) -> None:
+        """Texts are no links."""
 
     def known(self) -> list[str]:
         return [f"//{file}" for file in self.files if file.startswith("lib/")]

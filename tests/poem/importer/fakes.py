@@ -7,7 +7,7 @@ from typing import Any
 from poem.dtypes import Dtype
 from poem.formats.declared import Format, Pair, ReadStatement, Recognition, Source, State
 from poem.graph import Cut, Param
-from poem.language.declarations import Deployment, Layout, Model, Template, TokenizerContract
+from poem.language.declarations import Deployment, Layout, Model, Published, Template, TokenizerContract
 
 WHERE = ()
 
@@ -80,6 +80,9 @@ class FakePackage:
 
     def read_formats(self, deployment: Deployment, source: Source) -> list[Format]:
         return [format(source) for format in self.formats]
+
+    def published_for(self, target: str) -> tuple[Published, ...]:
+        return ()
 
     def deployment(self, name: str) -> Deployment:
         return self.deployments[name]

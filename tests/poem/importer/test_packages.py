@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from poem.artifact import Container, open_artifact
-from poem.checkpoint import open_checkpoint
+from poem.checkpoint import Joined, open_checkpoint
 from poem.cli.main import main
 from poem.errors import PoemError, PoemErrors
 from poem.importer import ImportPlan, plan_import
@@ -363,6 +363,78 @@ def test_a_file_that_is_not_what_its_package_lays_out_is_refused(name: str, impo
     assert caught.value.code == code
     assert caught.value.file == str(file)
     assert said in caught.value.render(), caught.value.render()
+
+
+# -- draft heads published apart ---------------------------------------------------------------------
+DRAFTING = (
+    ('pinned = {"<s>": 1}),', 'pinned = {"<s>": 1}), drafters = ["dflash"],'),
+    ("DEPLOYMENTS = [\n", 'DEPLOYMENTS = [\n    deployment("toy", weights = dtype.bf16, kv = dtype.bf16, drafter = "dflash"),\n'),
+    (
+        "VOCAB, HIDDEN, INTER",
+        'PUBLISHED = [published(target = "Org/Trunk", head = "Org/Head", drafter = "dflash", deployment = "toy-dflash-bf16-kv-bf16")]\n'
+        "VOCAB, HIDDEN, INTER",
+    ),
+    (
+        "        head = embed,\n",
+        '        head = embed,\n        draft = weight([4, HIDDEN], plain) if deploy.drafter == "dflash" else None,\n',
+    ),
+    ('    ("lm_head.weight", "head"),\n', '    ("lm_head.weight", "head"),\n    ("aux.draft.weight", "draft"),\n'),
+    ("or_deeper = True)]", 'or_deeper = True), config("aux.depth", 3)]'),
+)
+DRAFTS = "toy-dflash-bf16-kv-bf16"
+
+
+def trunk_and_head(folder: Path, **more: Any) -> tuple[Path, Path]:
+    trunk = write_checkpoint(folder / "Org--Trunk", tensors(), tokenizer=VOCABULARY)
+    return trunk, write_checkpoint(folder / "Org--Head", {"draft.weight": bf16(4, 128, seed=7)} | more, {"depth": 3})
+
+
+def test_a_draft_head_published_apart_is_named_and_not_fetched(tmp_path: Path) -> None:
+    trunk = open_checkpoint(trunk_and_head(tmp_path)[0])
+    found = outcome(toy(*DRAFTING), trunk, None)
+    assert isinstance(found, ImportPlan)
+    assert found.deployment.name == "toy-bf16-kv-bf16"
+    assert any(DRAFTS in note and "Org/Head" in note for note in found.notes)
+    (fault,) = faults(outcome(toy(*DRAFTING), trunk, DRAFTS))
+    assert (fault.code, fault.expected) == ("import.head", "--head Org/Head")
+
+
+def test_a_head_is_joined_to_its_trunk(tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = TOY
+    for old, new in DRAFTING:
+        text = text.replace(old, new)
+    (home / "toy.poem").write_text(text)
+    trunk, head = trunk_and_head(tmp_path)
+    assert main(["import", str(trunk), "--head", str(head), "--package", "toy", "-o", str(tmp_path / "x.zt")]) == 0
+    assert DRAFTS in capsys.readouterr().out
+    written = open_artifact(tmp_path / "x.zt").weights["draft"]
+    assert np.array_equal(written.planes["data"].view(np.uint16), bf16(4, 128, seed=7).view(np.uint16))
+    assert Container(tmp_path / "x.zt").attributes["poem.source/head"] == "Org--Head"
+
+
+def test_coverage_and_states_span_trunk_and_head(tmp_path: Path) -> None:
+    trunk, head = map(open_checkpoint, trunk_and_head(tmp_path, spare=bf16(2)))
+    (fault,) = faults(outcome(toy(*DRAFTING), Joined(trunk, head), DRAFTS))
+    assert (fault.code, fault.found) == ("import.unread-tensors", "aux.spare")
+    (fault,) = faults(outcome(toy(*DRAFTING, ('config("aux.depth", 3)', 'config("aux.depth", 4)')), Joined(trunk, head), DRAFTS))
+    assert (fault.code, fault.found) == ("import.states", "3")
+    bare = Joined(trunk, open_checkpoint(write_checkpoint(tmp_path / "bare", {"x": bf16(2)})))
+    fault = faults(outcome(toy(*DRAFTING), bare, DRAFTS))[0]
+    assert (fault.code, "aux.draft.weight" in fault.message) == ("import.missing-tensor", True)
+
+
+def test_trunk_and_head_are_each_stored_as_their_own_configuration_says(tmp_path: Path) -> None:
+    """Codes without the scheme of their configuration would be refused, and plain weights under it as well."""
+    fp8 = {"w.weight": ("F8_E4M3", np.zeros((8, 16), np.uint8)), "w.weight_scale": np.ones((), np.float32)}
+    config = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+    quantised = open_checkpoint(write_checkpoint(tmp_path / "q", fp8, config))
+    plain = open_checkpoint(write_checkpoint(tmp_path / "p", {"w.weight": bf16(8, 16)}))
+    for trunk, head, words in ((quantised, plain, ("e4m3tensor", "bf16")), (plain, quantised, ("bf16", "e4m3tensor"))):
+        joined = Joined(trunk, head)
+        assert (joined.stored("w.weight"), joined.stored("aux.w.weight")) == words
+    with pytest.raises(PoemError) as caught:
+        Joined(Joined(plain, plain), plain)
+    assert caught.value.code == "import.head"
 
 
 # -- the command line --------------------------------------------------------------------------------

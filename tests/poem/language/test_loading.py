@@ -144,14 +144,15 @@ def test_modules_are_looked_up_beside_the_package_first(tmp_path: Path) -> None:
     assert "# shared" in load_package(tmp_path / "own" / "llama_3.poem", search=[tmp_path / "shared"]).files["lib/blocks.poem"]
 
 
-def test_a_module_that_links_out_of_its_folder_is_not_there(tmp_path: Path) -> None:
+def test_a_module_that_links_out_of_its_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own" / "lib").mkdir(parents=True)
     (tmp_path / "blocks.poem").write_text(BLOCKS)
     (tmp_path / "own" / "lib" / "blocks.poem").symlink_to(tmp_path / "blocks.poem")
     (tmp_path / "own" / "llama_3.poem").write_text(LLAMA)
     with pytest.raises(PackageError) as caught:
         load_package(tmp_path / "own" / "llama_3.poem", search=[])
-    assert caught.value.code == "load.missing-module"
+    assert (caught.value.code, caught.value.file, caught.value.line) == ("load.bad-path", "llama_3.poem", 2)
+    assert "is a link out of its folder" in caught.value.message
 
 
 @pytest.mark.parametrize(

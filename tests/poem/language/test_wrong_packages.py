@@ -289,7 +289,7 @@ MANIFEST = [
         "a function with too few parameters",
         toy(("def caches(m, c):", "def caches(m):")),
         "manifest.bad-function",
-        ("caches takes (m, c)", "found:    1 parameters"),
+        ("caches takes (m, c)", "found:    1 parameter"),
         "def caches(m):",
     ),
     Wrong(
