@@ -1,6 +1,6 @@
 """Exact re-expressions: codes that mean the same under another term, with factors repeated, widened or multiplied out.
 
-a scale for the whole tensor -> one a row, or one a tile        a longer run -> shorter runs that divide it
+a scale for a tensor or bank entry -> one a row or tile         a longer run -> shorter runs that divide it
 bf16, f16 or e8m0 factors -> f32                                wider factors -> bf16, where every one is a bf16 number
 (code - zero) * gain -> code * gain + offset, with offset = -zero * gain, where both are numbers of the new factors
 """
@@ -89,5 +89,5 @@ def _repeated(factor: np.ndarray, old: Group, new: Group, shape: tuple[int, ...]
         return factor
     wanted = new.factor_shape(shape)
     if old.kind == "tensor":
-        return np.broadcast_to(factor.reshape((1,) * len(wanted)), wanted)
+        return np.broadcast_to(factor.reshape(factor.shape + (1,) * (len(wanted) - factor.ndim)), wanted)
     return np.repeat(factor, old.size // new.size, axis=-1)

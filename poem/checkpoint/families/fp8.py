@@ -1,4 +1,4 @@
-"""FP8: e4m3 codes with a scale per tensor, row or tile of 128 by 128 (DeepSeek-V3, Qwen3-FP8, compressed-tensors, modelopt).
+"""FP8: e4m3 codes with a scale per tensor or entry of a bank, row, or tile of 128 by 128 (DeepSeek-V3, compressed-tensors, modelopt).
 
 P.weight F8_E4M3 [N, K];  P.weight_scale_inv or P.weight_scale;  value = code * scale, whatever the scale is called
 """
@@ -35,18 +35,21 @@ def find(table: Table, name: str, stated: Stated) -> Stored | None:
     height, width = stated.tile or TILE
     tiles = (*lead, -(-rows // height), -(-columns // width))
     with_unit_axes = (*lead, tiles[-2], 1, tiles[-1], 1)  # as modelopt writes them
+    segments: dict[str, np.ndarray] = {}
     if scale.shape in (tiles, with_unit_axes) and (stated.tile or scale.nbytes * 8 != LEAF_BITS[scale.leaf]):
         word, term = f"e4m3tile{height}" + (f"x{width}" if (height, width) != TILE else ""), f"g{height}x{width}_e4m3_{scale.leaf}_n"
     elif scale.nbytes * 8 == LEAF_BITS[scale.leaf]:
         word, term = "e4m3tensor", f"gt_e4m3_{scale.leaf}_n"
     elif scale.shape in ((*lead, rows), (*lead, rows, 1)):
         word, term = "e4m3row", f"gr_e4m3_{scale.leaf}_n"
+    elif scale.shape in ((*lead,), (*lead, 1), (*lead, 1, 1)):  # one for each entry of a bank
+        word, term, segments = "e4m3tensor", f"gt_e4m3_{scale.leaf}_n", {"rows": np.array([rows], np.int64)}
     else:
         problem = (
             f"FP8 scales {list(scale.shape)} for {list(raw.shape)} are neither one, nor one a row, nor one a tile of {height} by {width}"
         )
         return unreadable(name, "e4m3", raw.shape, tensors, problem)
-    return from_planes(name, word, Dtype(term), raw.shape, tensors, raw, {"gain": scale}, check=lambda: _nan_codes(raw))
+    return from_planes(name, word, Dtype(term), raw.shape, tensors, raw, {"gain": scale, **segments}, check=lambda: _nan_codes(raw))
 
 
 def _nan_codes(raw: RawTensor) -> Iterator[str]:

@@ -24,5 +24,7 @@ def find(table: Table, name: str, stated: Stated) -> Stored | None:
             lambda start, stop: Tensor(Dtype(str(raw.leaf)), (stop - start,), {"data": raw.data().reshape(1)[start:stop]}),
         )  # fmt: skip
     if raw.leaf in CODES:
-        return unreadable(name, raw.leaf, raw.shape, tensors, f"{raw.tag} codes without their scale: no {name}_scale or {name}_scale_inv")
+        scaled = raw.leaf != "e4m3" and (f"{name}_scale" in table or f"{name}_scale_inv" in table)
+        problem = "codes are not read as weights" if scaled else f"codes without their scale: no {name}_scale or {name}_scale_inv"
+        return unreadable(name, raw.leaf, raw.shape, tensors, f"{raw.tag} {problem}")
     return Stored(name, raw.leaf, raw.shape, Dtype(raw.leaf), tensors, raw.tensor)

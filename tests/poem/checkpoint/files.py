@@ -46,7 +46,7 @@ def write_checkpoint(
     return folder
 
 
-def write_shards(folder: Path, shards: Sequence[Mapping[str, np.ndarray]], weight_map: Mapping[str, str] | None = None) -> Path:
+def write_shards(folder: Path, shards: Sequence[Mapping[str, np.ndarray | Tagged]], weight_map: Mapping[str, str] | None = None) -> Path:
     """A sharded set with its index; weight_map instead of the true one."""
     folder.mkdir(parents=True, exist_ok=True)
     true_map = {}

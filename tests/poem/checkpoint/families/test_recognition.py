@@ -9,7 +9,9 @@ import pytest
 
 from poem.checkpoint import Checkpoint, Stored, open_checkpoint
 from poem.errors import CheckpointError
-from tests.poem.checkpoint.files import Tagged, write_checkpoint
+from poem.importer import plan_import
+from tests.poem.checkpoint.files import Tagged, write_checkpoint, write_shards
+from tests.poem.importer.fakes import package, pairs, weight
 
 RNG = np.random.default_rng(3)
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -75,6 +77,29 @@ def test_fp8_bank_without_weight_in_its_name_joins_suffixes_with_an_underscore(t
     assert (stored.word, len(stored.tensors)) == ("e4m3tile128", 3)
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 1, 1)])
+@pytest.mark.parametrize("wanted", ["bf16", "e4m3row", "e4m3tile128a8"])
+def test_every_entry_of_an_fp8_bank_may_have_one_scale(shape: tuple[int, ...], wanted: str, tmp_path: Path) -> None:
+    codes, scale = RNG.integers(0, 0x7F, (3, N, K), np.uint8), RNG.uniform(0.5, 2, shape).astype(np.float32)
+    checkpoint = opened(tmp_path, {"experts.down_proj": ("F8_E4M3", codes), "experts.down_proj_scale": scale})
+    assert found(checkpoint, "experts.down_proj").word == "e4m3tensor"
+    want = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * scale.astype(np.float64).reshape(3, 1, 1)
+    assert np.array_equal(values(checkpoint, "experts.down_proj"), want)
+    held = package({"w": weight((3, N, K), wanted)}, pairs(("experts.down_proj", "w")), dtype=wanted)
+    plan = plan_import(checkpoint, [held], deployment=next(iter(held.deployments)))
+    rounded = want.astype(np.float32)
+    rounded = rounded.astype(ml_dtypes.bfloat16).astype(np.float32) if wanted == "bf16" else rounded
+    assert plan.actions["decoded" if wanted == "bf16" else "copied"] == 1
+    assert np.array_equal(plan.weights["w"].decode(), rounded)
+
+
+def test_a_scale_may_lie_in_another_shard_than_its_codes(tmp_path: Path) -> None:
+    scale = RNG.uniform(0.5, 2, (2, 2)).astype(np.float32)
+    stored = found(open_checkpoint(write_shards(tmp_path, [{L: ("F8_E4M3", CODES)}, {f"{P}.weight_scale_inv": scale}])))
+    assert (stored.word, set(stored.tensors)) == ("e4m3tile128", {L, f"{P}.weight_scale_inv"})
+    assert np.array_equal(stored.read(0, N).decode(dtype=np.float64), E4M3 * np.repeat(np.repeat(scale, 128, 0), 128, 1)[:N, :K])
+
+
 def test_static_activation_scales_count_as_read_with_their_weight(tmp_path: Path) -> None:
     checkpoint = opened(
         tmp_path, {L: ("F8_E4M3", CODES), f"{P}.weight_scale": np.float32(1).reshape(()), f"{P}.input_scale": np.ones(1, np.float32)}
@@ -96,6 +121,7 @@ def test_codes_are_views_of_the_file(tmp_path: Path) -> None:
         ({L: ("F8_E4M3", CODES), f"{P}.weight_scale": np.ones((3, 5), np.float32)}, "neither one, nor one a row, nor one a tile"),
         ({L: ("F8_E4M3", CODES), f"{P}.weight_scale": np.ones((N, 1), np.int32)}, "I32 scales"),
         ({L: ("F8_E4M3FNUZ", CODES), f"{P}.weight_scale": np.ones(1, np.float32)}, "F8_E4M3FNUZ"),
+        ({L: ("F8_E5M2", CODES), f"{P}.weight_scale": np.ones(1, np.float32)}, "F8_E5M2 codes are not read as weights"),
     ],
 )
 def test_fp8_that_cannot_be_read_says_what_is_wrong(tensors: dict[str, Any], said: str, tmp_path: Path) -> None:
