@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from poem.artifact import open_artifact as open_artifact
     from poem.checkpoint import open_checkpoint as open_checkpoint
+    from poem.epilogue import run_pass as run_pass
     from poem.package import load_package as load_package
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ _EXPORTS = {
     "load_package": "poem.package",
     "open_artifact": "poem.artifact",
     "open_checkpoint": "poem.checkpoint",
+    "run_pass": "poem.epilogue",
     "PoemError": "poem.errors",
 }
 __all__ = sorted(_EXPORTS)
