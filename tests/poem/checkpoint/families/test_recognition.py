@@ -254,3 +254,41 @@ def test_mlx_words_without_biases_are_microscaled(group: int, word: str, tmp_pat
     checkpoint = opened(tmp_path, {L: PACKED.view(np.uint32), f"{P}.scales": scale})
     assert found(checkpoint).word == word
     assert np.array_equal(values(checkpoint), E2M1[NIBBLES])
+
+
+# -- words, by hand --------------------------------------------------------------------------------
+def filled(word: int, shape: tuple[int, ...], dtype: type = np.uint32) -> np.ndarray:
+    return np.full(shape, word, np.uint32).view(dtype)
+
+
+def test_a_word_of_awq_holds_eight_outputs_in_its_own_order(tmp_path: Path) -> None:
+    tensors = {
+        f"{P}.qweight": filled(0x76543210, (4, 1), np.int32),
+        f"{P}.qzeros": filled(0x33333333, (1, 1), np.int32),
+        f"{P}.scales": np.full((1, 8), 0.25, np.float16),
+    }
+    said = {"quant_method": "awq", "bits": 4, "group_size": 4, "zero_point": True, "version": "gemm"}
+    outputs = [-0.75, 0.25, -0.5, 0.5, -0.25, 0.75, 0, 1]  # codes 0 4 1 5 2 6 3 7
+    assert values(opened(tmp_path, tensors, said)).tolist() == [[value] * 4 for value in outputs]
+
+
+@pytest.mark.parametrize(("version", "first"), [("gptq", -4), ("gptq_v2", -3.5)])
+def test_a_word_of_gptq_holds_eight_inputs_in_order(version: str, first: float, tmp_path: Path) -> None:
+    tensors = {
+        f"{P}.qweight": filled(0x76543210, (1, 8), np.int32),
+        f"{P}.qzeros": filled(0x77777777, (1, 1), np.int32),
+        f"{P}.scales": np.full((1, 8), 0.5, np.float16),
+    }
+    said = {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": False, "checkpoint_format": version}
+    assert values(opened(tmp_path, tensors, said)).tolist() == [[first + 0.5 * k for k in range(8)]] * 8
+
+
+@pytest.mark.parametrize(
+    ("words", "bits", "code"),
+    [([0x76543210, 0xFEDCBA98] * 2, 4, "1032547698badcfe" * 2), ([0x03020100, 0x07060504] * 4, 8, "0001020304050607" * 4)],
+)
+def test_the_bytes_of_mlx_words_are_packed_codes(words: list[int], bits: int, code: str, tmp_path: Path) -> None:
+    factors = {f"{P}.{name}": np.array([[value]], ml_dtypes.bfloat16) for name, value in (("scales", 1), ("biases", 0))}
+    checkpoint = opened(tmp_path, {L: np.array([words], "<u4"), **factors}, {"bits": bits, "group_size": 32}, "quantization")
+    assert checkpoint.tensor(L).planes["code"].tobytes().hex() == code
+    assert values(checkpoint).tolist() == [[*range(16)] * 2 if bits == 4 else [*range(8)] * 4]
