@@ -146,10 +146,13 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(descriptor), os.stat(lock))  # who had it may have removed it before it was free
         except OSError:
+            held = False
+        if not held:
             raise CheckpointError(
                 "import.busy", "another import writes this file", phase="import", file=str(path), hint="wait for it, or choose another -o"
-            ) from None
+            )
         try:
             yield
         finally:

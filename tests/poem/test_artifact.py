@@ -1,5 +1,6 @@
 """The .zt file: what is written comes back bit for bit, appears whole or not at all, and a damaged file is refused."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -367,6 +368,22 @@ def test_a_second_import_of_one_target_is_refused_while_the_first_runs(tmp_path:
 
     publish(file, {"a": nested}, {})
     assert left_in(tmp_path) == ["x.zt"]
+
+
+def test_the_lock_of_an_import_that_ends_meanwhile_is_not_taken_for_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening the lock's file and locking it, who held it may remove it, and a third may make another."""
+    file, flock = tmp_path / "x.zt", fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        (tmp_path / ".x.zt.lock").unlink()
+        (tmp_path / ".x.zt.lock").touch()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(CheckpointError) as caught:
+        publish(file, {"a": tensor_object(made("f32"))}, {})
+    assert caught.value.code == "import.busy"
+    assert left_in(tmp_path) == [".x.zt.lock"]
 
 
 def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path: Path) -> None:
