@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,51 @@ def test_a_stated_golden_that_a_user_names_brings_the_checkpoint_it_was_made_fro
     name = "llama-tied-mini-nvfp4-kv-e4m3"
     found = check(Options(str(LLAMA), deployment=name, golden=str(GOLDENS / name), mode="exact"))
     assert [(comparison.deployment, comparison.verdict) for comparison in found.comparisons] == [(name, "agrees")]
+
+
+# -- scales of a cache ------------------------------------------------------------------------------
+@torch_only
+@pytest.mark.parametrize("scale", [3.0, 0.01])  # the second saturates
+def test_published_scales_of_a_cache_reach_its_cells(scale: float, tmp_path: Path) -> None:
+    """A package that wants them: two weights a layer, read from where modelopt stores them, passed to the cache."""
+    import torch
+    from safetensors.numpy import save_file
+
+    from conformance.originals.quantised import Llama, e4m3, values_of
+    from interp import Session
+    from poem.batch import Chunk
+
+    text, names = LLAMA.read_text(), ("k", "v")
+    weights = "".join(f"            {name}_scale = weight([1], dtype.f32),\n" for name in names)
+    pairs = "".join(f'    (L + "self_attn.{name}_proj.{name}_scale", "layers.{{l}}.{name}_scale"),\n' for name in names)
+    for old, new in (
+        ("            attn_norm =", weights + "            attn_norm ="),
+        ("] + KV_SCALES", pairs + "]"),
+        ("m.head_dim, heads = True)", "m.head_dim, heads = True, scales = [w.k_scale, w.v_scale])"),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    shutil.copytree(MODELS / "lib", tmp_path / "lib")
+    (tmp_path / "llama_3.poem").write_text(text)
+    folder = shutil.copytree(GOLDENS / "llama31-mini", tmp_path / "checkpoint")
+    held = load_file(folder / "model.safetensors")
+    where = [f"model.layers.{layer}.self_attn.{name}_proj.{name}_scale" for layer in range(2) for name in names]
+    stored = dict.fromkeys(where, np.array(scale, np.float32))
+    save_file(held | stored, folder / "model.safetensors")
+    package = load_package(tmp_path / "llama_3.poem")
+    plan = plan_import(open_checkpoint(folder), [package], deployment="llama31-mini-bf16-kv-e4m3")
+
+    ids = [1, 5, 9, 2, 77, 130, 7]
+    session = Session(package.trace(plan.deployment), plan.weights, mode="exact", casts=True)
+    got = session.run([Chunk(session.add_sequence(), ids, readouts="all")])["logits"]
+    config = json.loads((folder / "config.json").read_text())
+    values = values_of({name: torch.tensor(array.astype(np.float32)) for name, array in held.items()}, 2, "bf16")
+
+    def logits(scale: float) -> np.ndarray:
+        def cells(x: Any) -> Any:
+            return (e4m3(x.float() / scale).float() * scale).double()
+
+        return Llama(config, values, cells=cells)(torch.tensor(ids)).numpy()
+
+    np.testing.assert_allclose(got, logits(scale), rtol=0, atol=1e-12)
+    assert np.abs(got - logits(1.0)).max() > 1e-2, "without the scales the result is another"
