@@ -33,14 +33,15 @@ def compare_given(package: "Package", options: Options, report: Report, progress
     graph = package.trace(plan.deployment)
     report.traces = [traced(graph)]
     report.notes += list(plan.notes)
-    if options.against:
-        golden = _original(checkpoint, Path(source), options, progress)
-    reason = inexact(plan) if golden is None or not golden.stated else ""
-    if golden is not None and reason:
+    # A golden of stated roundings says what becomes of weights; any other computed with the checkpoint's own numbers.
+    reason = inexact(plan) if options.against or (golden is not None and not golden.stated) else ""
+    if reason:
         raise UsageError(
             "check.inexact", f"the weights of {plan.deployment.name} are not the original's: {reason}", phase="check",
             hint="name a deployment with --deployment that keeps the checkpoint's weights as they are",
         )  # fmt: skip
+    if options.against:
+        golden = _original(checkpoint, Path(source), options, progress)
     if golden is None:
         progress(f"running {plan.deployment.name} in exact and native mode")
         subject = subject_of(plan, graph, _prompt_alone(checkpoint, options), options)
@@ -74,7 +75,14 @@ def _original(checkpoint: Checkpoint, folder: Path, options: Options, progress: 
             "check.original", "transformers loads a folder with config.json and weights", phase="check", file=str(folder),
             expected="--checkpoint DIR", found="a file or a name",
         )  # fmt: skip
-    recorded = record_original(folder, np.array(tokens), greedy=GREEDY)
+    try:
+        recorded = record_original(folder, np.array(tokens), greedy=GREEDY)
+    except Exception as fault:  # transformers, torch and the code of quantisers each have their own
+        said, *_ = str(fault).strip().splitlines() or [""]
+        raise UsageError(
+            "check.original", f"transformers cannot run the original: {type(fault).__name__}: {said}", phase="check", file=str(folder),
+            hint="compare with the same model unquantised" if checkpoint.quantisation.everywhere.said else "",
+        ) from fault  # fmt: skip
     architectures = checkpoint.config.get("architectures") or ["?"]
     meta = {
         "class": f"transformers.{architectures[0]}",

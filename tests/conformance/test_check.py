@@ -337,6 +337,29 @@ def test_the_original_class_itself_is_compared_and_kept_as_a_golden(tmp_path: Pa
     assert run(planted, *words, "--mode", "exact")[0] == 1
 
 
+@pytest.mark.original
+@original
+def test_an_original_that_cannot_be_run_is_refused_with_what_its_libraries_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("expected m1 and m2 to have the same dtype\nin a later line")
+
+    monkeypatch.setattr("conformance.originals.record_original", fail)
+    code, out, error = run(LLAMA, "--checkpoint", str(folder(MINI)), "--against", "transformers")
+    assert (code, out) == (2, "")
+    assert "transformers cannot run the original: RuntimeError: expected m1 and m2 to have the same dtype [check.original]" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.original
+@original
+def test_weights_that_an_import_changes_are_refused_before_the_original_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.originals.record_original", lambda *arguments, **options: pytest.fail("it was run"))
+    words = ["--deployment", "llama31-mini-u4g64-kv-bf16", "--checkpoint", str(folder(MINI)), "--against", "transformers"]
+    code, _, error = run(LLAMA, *words)
+    assert code == 2
+    assert "layers.0.q is encoded on import [check.inexact]" in error
+
+
 # -- the rest -------------------------------------------------------------------------------------
 def test_every_op_of_a_shipped_model_has_a_bound() -> None:
     missing: dict[str, str] = {}
