@@ -50,7 +50,7 @@ def float_results(made: Example) -> Iterator[tuple[Node, np.ndarray, np.ndarray,
         return tuple(wide(result) if isinstance(result, np.ndarray) and result.dtype.kind == "f" else result for result in native[node.id])
 
     for mode, observe in (("native", keep), ("exact", feed)):
-        session = Session(graph, made.weights, mode=mode)  # type: ignore[arg-type]
+        session = Session(graph, made.weights, mode=mode, page_size=made.page_size)  # type: ignore[arg-type]
         assert [session.add_sequence() for _ in pass_.batch] == [chunk.sequence for chunk in pass_.batch]
         session.run(pass_.batch, observe, pass_.inputs)
     rows = geometry(pass_.batch, {chunk.sequence: 0 for chunk in pass_.batch}, [])
