@@ -10,14 +10,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.check import check
+from conformance.options import Options
 from poem.checkpoint import open_checkpoint
 from poem.importer import plan_import
 from poem.importer.plan import ImportPlan
 from tests.poem.checkpoint.families import writers
-from tests.poem.checkpoint.families.test_minis import GOLDEN, LANDINGS, QUANTISED, package
+from tests.poem.checkpoint.families.test_minis import GOLDEN, LANDINGS, QUANTISED, ROOT, package
 from tests.poem.checkpoint.files import write_checkpoint
 
 pytestmark = [pytest.mark.original, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the extra `oracles`")]
+LLAMA = ROOT / "models" / "llama_3.poem"
 # Schemes of compressed-tensors, by its own names for them, and the dtypes that hold their codes as they are.
 PRESETS = {
     "FP8": ("e4m3row", "e4m3tile128", "e4m3tile128a8"),
@@ -54,7 +57,7 @@ def extremes(weight: Any, scheme: Any) -> tuple[Any, Any]:
     return runs.amin(-1), runs.amax(-1)
 
 
-def compressed_mini(folder: Path, preset: str) -> dict[str, np.ndarray]:
+def compressed_mini(folder: Path, preset: str, *ignored: str) -> dict[str, np.ndarray]:
     """Write the mini in a scheme with all that compressed-tensors has for it; returns the weights that it decompresses, bf16."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
@@ -66,7 +69,7 @@ def compressed_mini(folder: Path, preset: str) -> dict[str, np.ndarray]:
     scheme = preset_name_to_scheme(preset, ["Linear"])
     if scheme.weights.group_size == 128:
         scheme.weights.group_size = 64  # the mini is narrow
-    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head", r"re:model\.layers\.1\..*"]))
+    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head", *ignored]))
     for module in model.modules():
         if hasattr(module, "quantization_scheme"):
             weight, whole = module.weight.detach(), None
@@ -88,7 +91,7 @@ def compressed_mini(folder: Path, preset: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_mini_of_compressed_tensors_has_the_values_that_it_decompresses(preset: str, tmp_path: Path) -> None:
-    own = compressed_mini(tmp_path / preset, preset)
+    own = compressed_mini(tmp_path / preset, preset, r"re:model\.layers\.1\..*")
     config = json.loads((tmp_path / preset / "config.json").read_text())["quantization_config"]
     assert config["quant_method"] == "compressed-tensors"
     for dtype in ("bf16", *PRESETS[preset]):
@@ -97,6 +100,14 @@ def test_a_mini_of_compressed_tensors_has_the_values_that_it_decompresses(preset
             assert plan.landings[f"layers.0.{name}"].action == ("decoded" if dtype == "bf16" else "copied")
             want = np.concatenate([own[f"{QUANTISED}{part}_proj.weight"] for part in parts])
             np.testing.assert_array_equal(bf16(plan.weights[f"layers.0.{name}"].decode()), want, err_msg=f"{dtype}: {name}")
+
+
+def test_a_mini_of_compressed_tensors_computes_what_transformers_computes_from_it(tmp_path: Path) -> None:
+    """4-bit codes that are kept as u4g64, and the class over the weights that compressed-tensors decompresses: every layer agrees."""
+    compressed_mini(tmp_path / "W4A16", "W4A16")
+    options = Options(str(LLAMA), deployment="llama31-mini-u4g64-kv-bf16", checkpoint=str(tmp_path / "W4A16"), against="transformers")
+    report = check(options)
+    assert [(comparison.mode, comparison.verdict) for comparison in report.comparisons] == [("exact", "agrees"), ("native", "agrees")]
 
 
 def test_awq_words_are_what_compressed_tensors_converts_them_to(tmp_path: Path) -> None:
