@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf.quants
 import ml_dtypes
 import numpy as np
 import pytest
@@ -51,8 +52,8 @@ def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(path: Path, folder: Path) -> None:
-    """A golden's checkpoint as llama.cpp's converter writes it: vectors in f32, matrices in bf16."""
+def write_gguf(path: Path, folder: Path, kind: str = "BF16") -> None:
+    """A golden's checkpoint as llama.cpp's converter writes it: vectors in f32, matrices in bf16 or blocks."""
     config = json.loads((folder / "config.json").read_text())
     arch = "qwen2" if config["model_type"] == "qwen2" else "llama"  # Mistral is filed under llama
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -80,12 +81,16 @@ def write_gguf(path: Path, folder: Path) -> None:
         if tensor.ndim == 1:
             writer.add_tensor(gguf_name(name), tensor.astype(np.float32))
         else:
-            raw = np.ascontiguousarray(tensor.astype(ml_dtypes.bfloat16)).view(np.uint8)
-            writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+            writer.add_tensor(gguf_name(name), in_blocks(tensor, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def in_blocks(matrix: np.ndarray, kind: str) -> np.ndarray:
+    """The bytes of a matrix in a ggml type, by gguf's own code."""
+    return gguf.quants.quantize(np.ascontiguousarray(matrix, np.float32), gguf.GGMLQuantizationType[kind]).view(np.uint8)
 
 
 @CASES
@@ -103,6 +108,21 @@ def test_a_gguf_file_is_recognised_among_all_models_and_holds_the_weights_of_the
     assert plan.weights.keys() == hub.keys()
     for name in hub:
         np.testing.assert_array_equal(plan.weights[name].decode(), hub[name].decode(), err_msg=name)
+
+
+@CASES
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_a_quantised_gguf_file_holds_the_values_that_ggufs_own_code_reads(mini: Mini, kind: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", golden(mini), kind)
+    plan = plan_import(open_checkpoint(tmp_path / "model.gguf"), [package(mini.package)], deployment=f"{mini.model}-bf16-kv-bf16")
+    originals = load_file(golden(mini) / "model.safetensors")
+    for layer in range(2):
+        for weight, parts in {"q": ["self_attn.q"], "k": ["self_attn.k"], "down": ["mlp.down"], "gate_up": ["mlp.gate", "mlp.up"]}.items():
+            matrix = np.concatenate([originals[f"model.layers.{layer}.{part}_proj.weight"] for part in parts])
+            own = gguf.quants.dequantize(in_blocks(matrix, kind), gguf.GGMLQuantizationType[kind])
+            assert plan.landings[f"layers.{layer}.{weight}"].action == "decoded"
+            got = plan.weights[f"layers.{layer}.{weight}"].decode()
+            np.testing.assert_array_equal(got, own.astype(ml_dtypes.bfloat16).astype(np.float32), err_msg=weight)
 
 
 CHANGES = {
