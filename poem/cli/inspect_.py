@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,9 @@ def _printable(line: str) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Long lists and texts (vocabularies, chat templates) by their size."""
-    if isinstance(value, list) and len(value) > 16:
-        return f"{len(value)} entries"
+    """Long lists and texts (vocabularies, chat templates) by their size; NaN and infinity, which JSON has not, by their names."""
+    if isinstance(value, list):
+        return f"{len(value)} entries" if len(value) > 16 else [_short(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return f"{value[:60]}... ({len(value)} characters)" if isinstance(value, str) and len(value) > 200 else value

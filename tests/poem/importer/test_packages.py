@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -20,7 +22,7 @@ from poem.cli.main import main
 from poem.errors import PoemError, PoemErrors
 from poem.importer import ImportPlan, plan_import
 from poem.package import Package, load_package, load_package_from_texts
-from tests.poem.checkpoint.files import bf16, safetensors_of, write_checkpoint
+from tests.poem.checkpoint.files import bf16, field, gguf_bytes, safetensors_of, write_checkpoint
 
 ROOT = Path(__file__).parents[3]
 TOY = '''"""Two layers, tied head."""
@@ -515,6 +517,14 @@ def test_inspect_tells_the_same_of_a_file_in_every_format(imported: Path, tmp_pa
     assert "w\\x1b[31m\\n  u8" in capsys.readouterr().out
     assert main(["inspect", str(folder)]) == 0
     assert "w  f16  [2, 3]  12 B" in capsys.readouterr().out
+
+
+def test_inspect_prints_json_whatever_the_numbers_of_a_file_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = [field("a", 6, struct.pack("<f", math.nan)), field("b", 9, struct.pack("<IQ2f", 6, 2, 1, -math.inf))]
+    (tmp_path / "x.gguf").write_bytes(gguf_bytes(fields))
+    assert main(["inspect", str(tmp_path / "x.gguf"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert found["metadata"] == {"a": "nan", "b": [1.0, "-inf"]}
 
 
 def test_verify_finds_a_flipped_byte(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
