@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformance.invariance import differs_alone
 from conformance.isolated import Judged, Pass, run_isolated
 from conformance.metrics import scaled_ulps
 from conformance.strategies import FLAVOURS, Build, Strategy, strategies
@@ -49,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A graph with its weights and passes, and how a backend is to plan it."""
+    """A graph with its weights and passes, and how a backend is to plan it. arch: for which, on a device that has none of its own."""
 
     case: Case
     strategy: Strategy
@@ -61,6 +62,7 @@ class Example:
     batch_invariant: bool
     padded: bool
     warpgroups: bool
+    arch: str | None
     picks: tuple[int, ...]  # that were made
 
     @property
@@ -100,7 +102,7 @@ def example(case: Case, pick: Callable[[int], int] | None = None) -> Example:
     passes = tuple(Pass(chunks, inputs) for chunks, inputs in zip(build.chunks(), build.inputs, strict=True))
     return Example(
         case, of, build.graph(), build.tensors, passes, build.page_size, build.fuse, build.batch_invariant, build.padded,
-        build.warpgroups, tuple(made)
+        build.warpgroups, build.arch, tuple(made)
     )  # fmt: skip
 
 
@@ -109,7 +111,7 @@ def session_of(found: Example, device: "Device") -> "Session":
     from cupy_backend.plan import Options, nearest_arch
     from cupy_backend.session import Session
 
-    arch = nearest_arch(getattr(device, "arch", Options().arch))
+    arch = nearest_arch(getattr(device, "arch", found.arch or Options().arch))
     options = Options(arch, batch_invariant=found.batch_invariant, fuse=found.fuse, warpgroups=found.warpgroups)
     return Session(found.graph, found.weights, device, options=options, page_size=found.page_size, padded=found.padded)
 
@@ -127,6 +129,8 @@ def judge(found: Example, session: "Session | None") -> Outcome:
     ulps = max(map(_ulps, judged))
     if not worst.distance.agrees:
         return Outcome(worst.distance.fraction, ulps, worst, f"{worst.what} is past its bound: {worst.reason}")
+    if session is not None and found.batch_invariant and (fault := differs_alone(found.graph, session, found.passes)):
+        return Outcome(worst.distance.fraction, ulps, worst, fault)
     if found.exact:
         for item in judged:
             if not np.array_equal(item.got.astype(np.float32), rounded(item.want, item.dtype)):

@@ -36,9 +36,13 @@ template <bool FIRST, class A, class B> POEM_DEVICE auto& either(A& a, B& b) {
 
 // f(i) for the numbers i below COUNT that are thread t's, one out of T. How many those are is known to the compiler.
 template <int COUNT, int T, class F> POEM_DEVICE void share(int t, F f) {
+  static_assert(COUNT % T == 0 || COUNT < T, "whole rounds, or less than one");
+  if constexpr (COUNT < T) {
+    if (t < COUNT) f(t);
+  } else {
 #pragma unroll
-  for (int n = 0; n < (COUNT + T - 1) / T; ++n)
-    if (COUNT % T == 0 || n * T + t < COUNT) f(n * T + t);
+    for (int n = 0; n < COUNT; n += T) f(n + t);
+  }
 }
 
 template <class F, class X, class MATH> struct Walk {
@@ -61,11 +65,11 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
   constexpr int T = WARPS_M * WARPS_N * 32, WM = BM / WARPS_M, WN = BN / WARPS_N, GROUP = F::GROUP ? F::GROUP : BK, MT = WM / 16, NT = WN / 8, SPANS = BK / Walk::SPAN;
   constexpr int W_ROW = BK * F::BITS / 8, X_ROW = BK * sizeof(X), GAINS = F::GROUP == 0 ? 0 : GROUP >= BK ? 1 : BK / GROUP;
   constexpr int X_AT = BM * W_ROW, GAIN_AT = X_AT + BN * X_ROW, OFFSET_AT = GAIN_AT + GAINS * BM * sizeof(Gain);
-  constexpr int SCALE_AT = OFFSET_AT + (F::HAS_OFFSET ? GAINS * BM * (int)sizeof(Gain) : 0), STAGE = SCALE_AT + (SCALED_X ? BK / 128 * BN * 4 : 0);
+  constexpr int SCALE_AT = OFFSET_AT + (F::HAS_OFFSET ? GAINS * BM * (int)sizeof(Gain) : 0), STAGE = SCALE_AT + (SCALED_X ? BN * 4 : 0);
   constexpr int BO = ACT ? BM / 2 : BM;   // columns of out
   constexpr int STEPS_UNROLLED = Walk::FP8 && SLICED ? 1 : Walk::STEPS;       // beside three sums, registers hold the operands of one
   constexpr int SLICES_UNROLLED = MT * NT < 16 ? 16 / (MT * NT) : 1;          // 16 loads under way
-  static_assert(WM % (ACT ? 32 : 16) == 0 && WN % 8 == 0 && BK % Walk::SPAN == 0 && (!SCALED_X || BK % 128 == 0), "tile shape");
+  static_assert(WM % (ACT ? 32 : 16) == 0 && WN % 8 == 0 && BK % Walk::SPAN == 0 && (!SCALED_X || BK == 128), "tile shape");
   POEM_DYNAMIC_SHARED(memory);
   const int t = threadIdx.x, lane = t % 32, g = lane / 4, q = lane % 4, warp = t / 32;
   // Eight tiles of rows take the same columns before the next ones do, so that blocks at work share rows of w and of x in the second-level cache.
@@ -74,7 +78,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
   const int wm = warp % WARPS_M * WM, wn = warp / WARPS_M * WN;
   const uint32_t base = shared_address(memory);
   const int tiles = (width + BK - 1) / BK, slice_tiles = slice / BK;
-  const int first = blockIdx.z * slice_tiles, last = gridDim.z > 1 && first + slice_tiles < tiles ? first + slice_tiles : tiles;
+  const int first = blockIdx.z * slice_tiles, last = gridDim.z > 1 ? min(first + slice_tiles, tiles) : tiles;
 
   // The row of w that stands in row r of the tile: 16 rows of gates and 16 of ups in turn, or just row r. Past the end: -1.
   auto weight_row = [&](int r) -> int {
@@ -104,10 +108,9 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
     if constexpr (GAINS > 0) load_gains(gain, stage + GAIN_AT, kt);
     if constexpr (F::HAS_OFFSET) load_gains(offset, stage + OFFSET_AT, kt);
     if constexpr (SCALED_X) {
-      share<BK / 128 * (BN / 4), T>(t, [&](int i) -> void {
-        const int r = i % (BN / 4) * 4, k = kt * BK + i / (BN / 4) * 128;
-        const bool inside = n0 + r < rows && k < width;
-        cp_async(stage + SCALE_AT + i * 16, x_scale + (inside ? (size_t)(k / 128) * scale_stride + n0 + r : 0), inside ? 16 : 0);
+      share<BN / 4, T>(t, [&](int i) -> void {   // a tile has as many columns as share a scale
+        const int n = n0 + i * 4;
+        cp_async(stage + SCALE_AT + i * 16, x_scale + (n < rows ? (size_t)kt * scale_stride + n : 0), n < rows ? 16 : 0);
       });
     }
   };
@@ -206,11 +209,11 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
       if constexpr (F::PROMOTED) {
 #pragma unroll
         for (int j = 0; j < NT; ++j) {
-          float scales[2] = {1.0f, 1.0f};
+          float scales[2];
           if constexpr (SCALED_X)
 #pragma unroll
             for (int e = 0; e < 2; ++e)
-              scales[e] = reinterpret_cast<const float*>(stage + SCALE_AT)[span * Walk::SPAN / 128 * BN + wn + j * 8 + q * 2 + e];
+              scales[e] = reinterpret_cast<const float*>(stage + SCALE_AT)[wn + j * 8 + q * 2 + e];
 #pragma unroll
           for (int i = 0; i < MT; ++i)
 #pragma unroll
@@ -224,7 +227,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
       }
     }
     if constexpr (SLICED)
-      if (gridDim.z == 1 && ((kt + 1) % slice_tiles == 0 || kt + 1 == last)) {
+      if ((kt + 1) % slice_tiles == 0 || kt + 1 == last) {
 #pragma unroll
         for (int i = 0; i < MT; ++i)
 #pragma unroll
@@ -236,16 +239,14 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
             }
       }
   }
-  if constexpr (SLICED)
-    if (gridDim.z == 1) {
+  if constexpr (SLICED) {
 #pragma unroll
-      for (int i = 0; i < MT; ++i)
+    for (int i = 0; i < MT; ++i)
 #pragma unroll
-        for (int j = 0; j < NT; ++j)
+      for (int j = 0; j < NT; ++j)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sum[i][j][e] = total[i][j][e];
-    }
-  cp_async_wait<0>();
+        for (int e = 0; e < 4; ++e) sum[i][j][e] = total[i][j][e];
+  }
 
   // Slices of other blocks: whoever comes last adds all of them, in order.
   if (gridDim.z > 1) {
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32, 1)
     if (t == 0) arrived[0] = atomic_add_acq_rel(counters + tile, 1u);
     __syncthreads();
     if (arrived[0] != gridDim.z - 1) return;
-    if (t == 0) store_release(counters + tile, 0u);   // ready for the next launch
+    if (t == 0) counters[tile] = 0;   // ready for the next launch
 #pragma unroll
     for (int i = 0; i < MT; ++i)
 #pragma unroll

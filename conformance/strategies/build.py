@@ -4,6 +4,7 @@ Sizes are picked from short lists, simplest first; numbers follow from a seed an
 seed, and a failing one shrinks to the first picks that still fail.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -27,13 +28,15 @@ Pick = Callable[[int], int]
 # and products of four reach the ends of float32; tiny ones meet weights that are tiny beside their gains and offsets.
 # cancelling: neighbours that are each other's opposite, against equal weights.
 # sparse: nine of ten are 0, and so are whole runs of columns. uneven: each run of columns of a row, of weights too, has a size of its own.
-# special: NaN, infinities, zeros of both signs and huge numbers among normal ones, also in weights that are not quantised.
+# special: NaN, infinities, zeros of both signs and huge numbers among normal ones, also in weights; in quantised ones NaN among the codes
+# and gains.
 FLAVOURS = ("normal", "integers", "huge", "tiny", "cancelling", "sparse", "uneven", "special")
 HUGE, TINY = 2.0**40, 2.0**-60
 INTEGERS = 4  # the largest of that flavour
 RUN = 32  # columns of a run that is 0, or of one size: the smallest group of quantised weights
 UNEVEN = 8  # binary orders of magnitude up and down
 E8M0_ONE = 127  # the code of 2**0
+NAN_CODES = {"e4m3": 0x7F, "e8m0": 0xFF}
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, HUGE)
 NEARLY, TRIES = 2.0**-8, 16  # of a step between codes, so far is what cancels from 0; or less, after so many tries
 # New rows of each sequence, pass by pass: one token, a prompt, decoding after it, several sequences that come, rest and go on.
@@ -48,7 +51,7 @@ class Build:
 
     dtype: of float values, and of weights where nothing else is asked for. weights: dtype word of the big weights. flavour: of the
     numbers. batch: new rows of each sequence, pass by pass. Options of the backend are picked with the sizes: page_size, fuse,
-    batch_invariant, padded; warpgroups where `many_rows` are.
+    batch_invariant, padded; warpgroups where `many_rows` are; arch, where the kernels of one are others.
     """
 
     def __init__(self, pick: Pick, seed: int, dtype: str, weights: str, flavour: str) -> None:
@@ -68,6 +71,7 @@ class Build:
         self.batch_invariant = self.pick(False, True)
         self.padded = self.pick(False, True)
         self.warpgroups = False
+        self.arch: str | None = None
 
     def pick(self, *options: T) -> T:
         """One of the options, of which the first is the simplest."""
@@ -75,7 +79,7 @@ class Build:
 
     def many_rows(self) -> bool:
         """Now and then, before any operand is made: a pass of more rows than a tile has, or than eight tiles, which other kernels take."""
-        rows = self.pick(0, 0, 0, 0, 0, 150, 0, 1100)
+        rows = self.pick(0, 0, 0, 0, 0, 156, 0, 1281)
         if rows:
             self.batch = ((rows,),)
             self.inputs = [{}]
@@ -196,8 +200,11 @@ class Build:
 
     def _with_special(self, numbers: np.ndarray) -> np.ndarray:
         """Some four of them replaced."""
-        places = self.random.random(numbers.shape) < min(0.05, 4.0 / max(numbers.size, 1))
-        return np.where(places, self.random.choice(SPECIAL, numbers.shape), numbers)
+        return np.where(self._few(numbers.shape), self.random.choice(SPECIAL, numbers.shape), numbers)
+
+    def _few(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Some four places, fewer in small arrays."""
+        return self.random.random(shape) < min(0.05, 4.0 / max(math.prod(shape), 1))
 
     def _small(self, shape: tuple[int, ...]) -> np.ndarray:
         return self.random.integers(-INTEGERS, INTEGERS + 1, shape).astype(np.float64)
@@ -213,7 +220,9 @@ class Build:
         if self.flavour == "special" and dtype.is_leaf:
             numbers = self._with_special(numbers)
         made = Tensor.encode(numbers.astype(np.float32), dtype)
-        return self._with_tiny(made) if self.flavour == "tiny" and "offset" in made.planes else made
+        if self.flavour == "tiny" and "offset" in made.planes:
+            return self._with_tiny(made)
+        return self._with_nan(made) if self.flavour == "special" and not dtype.is_leaf else made
 
     def _with_tiny(self, weight: Tensor) -> Tensor:
         """In half of the groups one code throughout, whose product with the gain all but cancels against the offset: of some gains and
@@ -232,6 +241,15 @@ class Build:
         codes = np.where(chosen.repeat(size, -1), steps.repeat(size, -1), codes)
         stored = {name: encode(plane, "bf16") for name, plane in planes.items()}
         return Tensor(weight.dtype, weight.shape, {"code": pack(codes.astype(np.uint8), bits), **stored})
+
+    def _with_nan(self, made: Tensor) -> Tensor:
+        """A quantised weight, some of whose codes and gains are NaN, as far as they are of a dtype that has one."""
+        planes = dict(made.planes)
+        for plane in made.dtype.planes(made.shape):
+            if plane.leaf in FLOATS or plane.leaf in NAN_CODES:
+                nan = np.array(NAN_CODES.get(plane.leaf, np.nan), STORAGE[plane.leaf])
+                planes[plane.path] = np.where(self._few(plane.shape), nan, planes[plane.path])
+        return Tensor(made.dtype, made.shape, planes)
 
     def _of_small_codes(self, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
         """A quantised weight whose every factor is one: its values are those of its codes."""

@@ -5,14 +5,16 @@ from typing import Any
 import numpy as np
 
 from conformance.strategies.build import Build
-from conformance.strategies.record import QUANTISED, strategy
+from conformance.strategies.record import EXACT_PRODUCTS, QUANTISED, strategy
 from poem.dtypes import Dtype
 from poem.ops.operands import Value, Weight
 
 # Widths that the tiles of kernels meet whole and in part; the groups and tiles of quantised weights divide the first ones.
 INNER = (128, 64, 192, 1024, 1088)
 ODD_INNER = (1040, 40)
-OUTER = (16, 8, 24, 136, 5, 1)
+OUTER = (16, 8, 24, 136, 13, 1)
+NARROW, WIDE = 192, 3080  # so few columns by so many rows that warpgroups have several tiles each, of many rows of x
+DECODING = "sm_80"  # whose tensor cores multiply no 8-bit floats: kernels decode activations too
 GLU_FORMS: tuple[dict[str, Any], ...] = (
     {}, {"act": "gelu_tanh"}, {"act": "gelu"}, {"limit": 0.5}, {"limit": 0.75, "alpha": 1.702}, {"act": "situ", "beta": 2.0},
     {"act": "situ", "beta": 2.0, "up_cap": 1.5},
@@ -20,23 +22,31 @@ GLU_FORMS: tuple[dict[str, Any], ...] = (
 EXPERTS, SLOTS = 8, 3
 
 
-def _operands(b: Build, outer: tuple[int, ...] = OUTER) -> tuple[Value, Weight]:
+def _operands(b: Build, *outer: int) -> tuple[Value, Weight]:
+    """x and w. outer: rows of w to pick from, in place of all."""
     many = b.many_rows()
-    k = b.pick(*INNER[: 3 if many else None], *(() if b.weights else ODD_INNER))
-    return b.value(k), b.weight(b.pick(*outer), k, dtype=b.weights or b.dtype)
+    if b.warpgroups:
+        k = b.pick(*INNER)
+        outer = outer or (*OUTER, *((WIDE,) if k <= NARROW else ()))
+    else:
+        k = b.pick(*INNER[: 3 if many else None], *(() if b.weights else ODD_INNER))
+    rows = b.pick(*(outer or OUTER))
+    if b.weights == "e4m3tile128a8":
+        b.arch = b.pick(None, DECODING)
+    return b.value(k), b.weight(rows, k, dtype=b.weights or b.dtype)
 
 
-@strategy("linear.matmul", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+@strategy("linear.matmul", weights=("", *QUANTISED), exact=EXACT_PRODUCTS)
 def matmul(b: Build) -> None:
     b.call("linear.matmul", *_operands(b), out=b.pick(None, Dtype("f32")))
 
 
-@strategy("linear.lm_head", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+@strategy("linear.lm_head", weights=("", *QUANTISED), exact=EXACT_PRODUCTS)
 def lm_head(b: Build) -> None:
     b.call("linear.lm_head", *_operands(b))
 
 
-@strategy("matmul_bias", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+@strategy("matmul_bias", weights=("", *QUANTISED), exact=EXACT_PRODUCTS)
 def matmul_bias(b: Build) -> None:
     x, w = _operands(b)
     b.call("elemwise.add_bias", b.gain(w.shape[0]), b.call("linear.matmul", x, w))
@@ -44,9 +54,10 @@ def matmul_bias(b: Build) -> None:
 
 @strategy("matmul_glu", weights=("", *QUANTISED))
 def matmul_glu(b: Build) -> None:
-    inter = b.pick(16, 8, 136, 24)
-    x, w = _operands(b, (2 * inter,))
-    b.call("linear.glu", b.call("linear.matmul", x, w), inter, **b.pick(*GLU_FORMS[:3]))
+    inter = b.pick(16, 8, 144, 24)
+    x, w = _operands(b, 2 * inter)
+    form = b.pick(*GLU_FORMS[:3])
+    b.call("linear.glu", b.call("linear.matmul", x, w, out=b.pick(None, Dtype("f32"))), inter, **form)
 
 
 @strategy("joined_matmul", weights=("", *QUANTISED))
@@ -88,7 +99,7 @@ def group_routes(b: Build) -> None:
     b.call("linear.group_routes", b.value(b.pick(8, 5)), b.pick(2, 3))
 
 
-@strategy("linear.matmul_grouped", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+@strategy("linear.matmul_grouped", weights=("", *QUANTISED), exact=EXACT_PRODUCTS)
 def matmul_grouped(b: Build) -> None:
     groups, k = b.pick(2, 3), b.pick(*INNER[:3])
     x, outer = b.value(groups * k), b.pick(8, 5) if not b.weights.startswith("e4m3tile") else 128
@@ -117,7 +128,7 @@ def moe_route(b: Build) -> None:
     b.call("linear.moe_route", logits, EXPERTS, SLOTS, score=score, **options)
 
 
-@strategy("linear.moe_matmul_select", weights=("", *QUANTISED), exact=("", *QUANTISED[:-1]))
+@strategy("linear.moe_matmul_select", weights=("", *QUANTISED), exact=EXACT_PRODUCTS)
 def moe_matmul_select(b: Build) -> None:
     k, outer, slots = b.pick(*INNER[:3]), b.pick(8, 5) if not b.weights.startswith("e4m3tile") else 128, b.pick(SLOTS, 1)
     x = b.value(k, b.pick("tokens", f"tokens*{slots}") if slots > 1 else "tokens")

@@ -9,6 +9,7 @@ from conformance.strategies.build import FLAVOURS, Build
 
 SHELVES = ("attn", "elemwise", "gather", "hyper_connections", "linear", "mixing", "norms", "rotary", "sampling")
 QUANTISED = ("u4g64", "u8g64", "u4g32", "u2g64", "mxfp4", "nvfp4", "e4m3row", "e4m3tile128", "e4m3tile128a8")
+EXACT_PRODUCTS = ("", *QUANTISED[:-1])  # weights whose products with small integers are exact: they do not round activations
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,9 @@ void mbarrier_init(uint32_t bar, uint32_t count, Site site) {
   Block& b = *machine.current->block;
   if (bar % 8) fail("emu.misaligned", "an mbarrier must be aligned to 8 bytes", site);
   if (count < 1 || count >= 1 << 20) fail("emu.protocol", concat("an mbarrier for ", count, " arrivals"), site);
-  shared_bounds(b, bar, 8, site);
   for (Mbarrier& m : b.mbarriers)
     if (m.offset == bar) fail("emu.protocol", "an mbarrier is initialised twice", site);
+  shared_bounds(b, bar, 8, site);
   if (b.mbarriers.size() == MAX_MBARRIERS) fail("emu.protocol", concat("more than ", MAX_MBARRIERS, " mbarriers in a block"), site);
   if (b.mbarriers.empty()) b.mbarriers.reserve(MAX_MBARRIERS);  // references stay valid
   Mbarrier m{};

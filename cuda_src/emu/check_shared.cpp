@@ -50,6 +50,9 @@ Actor as_self(Fiber& f) { return {&f, {f.actor, f.clock}}; }
 
 void shared_bounds(Block& b, uint32_t offset, uint32_t bytes, Place place) {
   const bool inside = offset >= DYNAMIC ? offset + bytes <= DYNAMIC + machine.dynamic_bytes : offset + bytes <= machine.static_bytes;
+  for (const Mbarrier& m : b.mbarriers)
+    if (offset < m.offset + 8 && m.offset < offset + bytes)
+      fail("emu.protocol", concat("access of ", bytes, " bytes at ", at(b, offset), ", where an mbarrier is"), place);
   if (inside) return;
   if (offset >= DYNAMIC)
     fail("emu.bounds", concat("access of ", bytes, " bytes at ", at(b, offset), ", which has ", machine.dynamic_bytes), place);

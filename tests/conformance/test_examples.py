@@ -5,6 +5,8 @@ Hypothesis picks the sizes, simplest first, so that a failing example shrinks; i
 """
 
 import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 
 from conformance.examples import Case, Example, example, judge, rounded, session_of, shrunk
 from conformance.strategies import Strategy, strategies
-from cupy_backend.emulator import EmulatedDevice
+from cupy_backend import sources
+from cupy_backend.emulator import Counters, EmulatedDevice
 from cupy_backend.launch import Launch
 from cupy_backend.sources import folder
 from poem.errors import PoemError
@@ -137,3 +140,34 @@ def test_nan_may_stand_for_infinity_behind_a_product_within_a_launch_too(seed: i
     assert [len(step.launches) for step in session.plan.steps] == [1]
     outcome = judge(made, session)
     assert not outcome.fault
+class Faulty(EmulatedDevice):
+    """A device on which a file of kernels is another one."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def prepare(self, launches: Iterable[Launch]) -> None:
+        super().prepare(map(self._of_file, launches))
+
+    def run(self, launch: Launch, memory: Mapping[str, np.ndarray]) -> Counters:
+        return super().run(self._of_file(launch), memory)
+
+    def _of_file(self, launch: Launch) -> Launch:
+        return replace(launch, source=str(self.file)) if launch.source == self.file.name else launch
+
+
+@pytest.mark.parametrize(("case", "text", "replacement", "says"), [
+    ("linear.matmul:bf16:-:normal:1:7.0.0.1.0.0.3.2.1", "if ((kt + 1) % slice_tiles == 0 || kt + 1 == last) {", "if (kt + 1 == last) {",
+     "other bits alone than in its batch"),
+    ("matmul_glu:bf16:-:integers:2:1.0.0.0.0.2.0.3.0.0.0", "const OUT product = from_float<OUT>(v);",
+     "const OUT product = from_float<OUT>(bits_float(float_bits(v) & 0xffff0000u));", "ops.linear.glu is past its bound"),
+    ("linear.matmul:bf16:e4m3row:special:136:1.0.0.0.0.0.1.1.0", "(size_t)row * width + k) * F::BITS / 8 : 0), inside ? 16 : 0)",
+     "(size_t)row * width + k) * F::BITS / 8 : 0), 16)", "ops.linear.matmul is past its bound"),
+])  # fmt: skip
+def test_faults_of_a_kernel_are_found(tmp_path: Path, case: str, text: str, replacement: str, says: str) -> None:
+    made = example(Case.of(case))
+    assert not judge(made, session_of(made, EmulatedDevice())).fault
+    faulty = with_fault(sources.folder() / "linear.cu", tmp_path, text, replacement)
+    found = judge(made, session_of(made, Faulty(faulty)))
+    assert says in found.fault, f"{case}: {found.fault}"

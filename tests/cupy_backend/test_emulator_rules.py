@@ -67,6 +67,7 @@ RULES = [
     Rule("bulk_copy_wait", "emu.race", "read of shared memory that a copy that completes on an mbarrier wrote"),
     Rule("mbarrier_arrivals", "emu.protocol", "an mbarrier for 127 arrivals gets more in one phase"),
     Rule("mbarrier_initialised", "emu.race", "an mbarrier is used without a barrier after its initialisation by thread 0"),
+    Rule("mbarrier_apart", "emu.protocol", "access of 8 bytes at static shared memory + 0, where an mbarrier is"),
     Rule("bulk_store_fence", "emu.fence", "read by a bulk store of shared memory that thread 0 wrote, without fence_async_proxy"),
     Rule("bulk_store_reuse", "emu.async", "write to shared memory that an unfinished wgmma or bulk store reads"),
     Rule("bulk_store_before_exit", "emu.protocol", "a thread exits before its bulk stores have read shared memory", line=False),

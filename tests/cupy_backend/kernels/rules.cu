@@ -277,6 +277,14 @@ RULE(mbarrier_initialised) {
   mbarrier_wait(shared_address(bar), 0);
   out[ME] = in[ME];
 }
+RULE(mbarrier_apart) {
+  POEM_SHARED(uint64_t, bars, [2]);
+  if (threadIdx.x == 0) {
+    mbarrier_init(shared_address(bars), 128);
+    bars[RIGHT] = 1;  // mbarrier_apart
+  }
+  out[ME] = in[ME];
+}
 RULE(bulk_store_fence) {
   POEM_SHARED(uint32_t, words, [128]);
   words[threadIdx.x] = in[ME];
