@@ -35,6 +35,7 @@ HUGE, TINY = 2.0**40, 2.0**-60
 INTEGERS = 4  # the largest of that flavour
 RUN = 32  # columns of a run that is 0, or of one size: the smallest group of quantised weights
 UNEVEN = 8  # binary orders of magnitude up and down
+TILE = 128  # rows and columns of the weights that are quantised by tiles
 E8M0_ONE = 127  # the code of 2**0
 NAN_CODES = {"e4m3": 0x7F, "e8m0": 0xFF}
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, HUGE)
@@ -79,7 +80,7 @@ class Build:
 
     def many_rows(self) -> bool:
         """Now and then, before any operand is made: a pass of more rows than a tile has, or than eight tiles, which other kernels take."""
-        rows = self.pick(0, 0, 0, 0, 0, 156, 0, 1281)
+        rows = self.pick(0, 0, 0, 0, 0, 156, 0, 1537)
         if rows:
             self.batch = ((rows,),)
             self.inputs = [{}]
@@ -198,6 +199,14 @@ class Build:
     def _sizes(self, shape: Sequence[int]) -> np.ndarray:
         return self._by_run(shape, lambda runs: np.exp2(self.random.integers(-UNEVEN, UNEVEN + 1, runs)))
 
+    def _sizes_of_tiles(self, shape: Sequence[int], dtype: Dtype) -> np.ndarray | float:
+        """One for each tile of rows and columns that share a gain, whose largest numbers would all be alike without it."""
+        if not dtype.name.startswith("e4m3tile"):
+            return 1.0
+        *lead, rows, width = shape
+        sizes = np.exp2(self.random.integers(-UNEVEN, UNEVEN + 1, (*lead, -(-rows // TILE), -(-width // TILE))))
+        return sizes.repeat(TILE, axis=-2)[..., :rows, :].repeat(TILE, axis=-1)[..., :width]
+
     def _with_special(self, numbers: np.ndarray) -> np.ndarray:
         """Some four of them replaced."""
         return np.where(self._few(numbers.shape), self.random.choice(SPECIAL, numbers.shape), numbers)
@@ -216,7 +225,7 @@ class Build:
         if self.flavour == "cancelling" and shape[-1] > 1:
             numbers[..., 1 : shape[-1] // 2 * 2 : 2] = numbers[..., : shape[-1] // 2 * 2 : 2]
         if self.flavour == "uneven":
-            numbers *= self._sizes(shape)
+            numbers *= self._sizes(shape) * self._sizes_of_tiles(shape, dtype)
         if self.flavour == "special" and dtype.is_leaf:
             numbers = self._with_special(numbers)
         made = Tensor.encode(numbers.astype(np.float32), dtype)

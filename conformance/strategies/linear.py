@@ -13,7 +13,7 @@ from poem.ops.operands import Value, Weight
 INNER = (128, 64, 192, 1024, 1088)
 ODD_INNER = (1040, 40)
 OUTER = (16, 8, 24, 136, 13, 1)
-NARROW, WIDE = 192, 3080  # so few columns by so many rows that warpgroups have several tiles each, of many rows of x
+NARROW, WIDE = 192, 2568  # so few columns by so many rows that warpgroups have several tiles each, of many rows of x
 DECODING = "sm_80"  # whose tensor cores multiply no 8-bit floats: kernels decode activations too
 GLU_FORMS: tuple[dict[str, Any], ...] = (
     {}, {"act": "gelu_tanh"}, {"act": "gelu"}, {"limit": 0.5}, {"limit": 0.75, "alpha": 1.702}, {"act": "situ", "beta": 2.0},
