@@ -16,15 +16,16 @@ OF_CHUNKS = ("tokens", "readouts", "lanes")  # axes whose rows belong to one chu
 
 
 def differs_alone(graph: Graph, session: "Session", passes: Sequence[Pass]) -> str:
-    """Which output has other bits where a sequence is alone than in its batch, in words; "" if none has, or where rows belong to no
-    sequence.
+    """Which output has other bits where a sequence is alone than in its batch, in words; "" if none has, where rows belong to no
+    sequence, or where integers are given, which may be numbers of rows.
 
     KernelError for a launch that fails.
     """
     inputs = {input_.key: _axis(graph, input_.value) for input_ in graph.inputs}
     outputs = {output.name: _axis(graph, output.value) for output in graph.outputs}
     sequences = sorted({chunk.sequence for pass_ in passes for chunk in pass_.batch})
-    if len(sequences) == 1 or any(axis.partition("*")[0] not in OF_CHUNKS for axis in (*inputs.values(), *outputs.values())):
+    apart = all(axis.partition("*")[0] in OF_CHUNKS for axis in (*inputs.values(), *outputs.values()))
+    if len(sequences) == 1 or not apart or any(values.dtype.kind != "f" for pass_ in passes for values in pass_.inputs.values()):
         return ""
     own = {sequence: session.add_sequence() for sequence in sequences}
     together = [_run(session, pass_, own) for pass_ in passes]

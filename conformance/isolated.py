@@ -241,7 +241,6 @@ def _judge_pass(
 ) -> list[Judged]:  # fmt: skip
     judged = []
     got = launched.results
-    blurred: set[int] = set()  # steps that may have NaN for infinity
     shown = got.keys() | {id for id, value in native.items() if not isinstance(value, np.ndarray)}
     for node in graph.nodes:
         number, nodes, kernels = launched.steps[node.id]
@@ -252,11 +251,8 @@ def _judge_pass(
             found = _judge_cells(graph, node, operands, written, native, scales) if written is not None else []
             operands.store(_cache(node), _loaded(graph, node, _stored(graph, node, native, scales), scales))
         else:
-            if takes_infinity_for_nan(graph, node, kernels):
-                blurred.add(number)
-            found = [
-                _judge(graph, node, operands, i, got, exact, bounds, number in blurred) for i, id in enumerate(node.results) if id in got
-            ]
+            unsure = _unsure(graph, node, nodes, kernels, exact)
+            found = [_judge(graph, node, operands, i, got, exact, bounds, unsure) for i, id in enumerate(node.results) if id in got]
         judged += [Judged(number, node.id, nodes, kernels, what, distance, *arrays, *rest) for what, distance, arrays, *rest in found]
         kept: list[np.ndarray | Running] = [native[id] for id in node.results]
         if not shown.issuperset(node.results):
@@ -264,6 +260,19 @@ def _judge_pass(
             kept = [native[id] if id in shown else _inside(graph, id, native[id], bound) for id, bound in before]
         operands.keep(node, kept)
     return sorted(judged, key=lambda item: (item.step, item.node))
+
+
+def _unsure(
+    graph: Graph, node: Node, nodes: Sequence[int], kernels: Sequence[str], exact: Mapping[int, np.ndarray]
+) -> np.ndarray | bool:  # fmt: skip
+    """Where a launch may give NaN on account of an infinity: where a product is infinite, and of what follows in the launch in rows where
+    it is."""
+    products = [id for other in nodes if takes_infinity_for_nan(graph, graph.nodes[other], kernels) for id in graph.nodes[other].results]
+    if not products:
+        return False
+    if node.results[0] in products:
+        return np.isinf(exact[node.results[0]])
+    return np.any([np.isinf(exact[id]).any(1, keepdims=True) for id in products], axis=0)
 
 
 def _bounds(
@@ -296,7 +305,7 @@ Found = tuple[str, Distance, tuple[np.ndarray, np.ndarray, np.ndarray], str, str
 
 def _judge(
     graph: Graph, node: Node, operands: Operands, which: int, got: Mapping[int, np.ndarray], exact: Mapping[int, np.ndarray],
-    bounds: Sequence[Running], blurred: bool,
+    bounds: Sequence[Running], unsure: np.ndarray | bool,
 ) -> Found:  # fmt: skip
     id = node.results[which]
     want = exact[id]
@@ -305,8 +314,7 @@ def _judge(
     mine = got[id].reshape(want.shape)
     if type is not None and type.dtype in FLOATS:
         mine = overflowed(mine, want, bound, type.dtype)
-    if blurred:
-        mine = np.where(np.isnan(mine) & np.isinf(want), want, mine)
+    mine = np.where(np.isnan(mine) & unsure, want, mine)
     distance = measure(mine, want, bound)
     reason = ""
     if not distance.agrees:

@@ -37,7 +37,7 @@ def kernel_error(
 
 
 def takes_infinity_for_nan(graph: Graph, node: Node, kernels: Sequence[str]) -> bool:
-    """Whether the kernels of a node may give NaN where its result is infinite.
+    """Whether the kernels of a product may give NaN where its result is infinite.
 
     Products whose weights have offsets take those out of the sum, x (gain code + offset) = gain (x code) + offset x: an infinite x then
     meets itself with the other sign.

@@ -22,9 +22,10 @@ template <int ROW, int RUN> POEM_DEVICE uint32_t place(int row, int byte) {
   if constexpr (RUN == 32) {
     piece ^= row & 1;
   } else {
-    constexpr int PIECES = RUN / 4, TOGETHER = 32 / RUN, RUNS = ROW / (4 * RUN);   // pieces of four runs; rows of a wavefront; runs of a row
     static_assert(RUN == 16 || RUN == 8 || RUN == 4, "a run is 4 to 32 bytes");
-    if constexpr (RUNS > 1) piece ^= (RUNS <= TOGETHER ? row / (TOGETHER / RUNS) % RUNS : row % TOGETHER) * PIECES;
+    constexpr int PIECES = RUN / 4, TOGETHER = 32 / RUN, RUNS = ROW / (4 * RUN);   // pieces of four runs; rows of a wavefront; runs of a row
+    constexpr int WAYS = RUNS < TOGETHER ? RUNS : TOGETHER, ALIKE = TOGETHER / WAYS;   // to exchange them; rows that do so alike
+    piece ^= row / ALIKE % WAYS * PIECES;
   }
   return row * ROW + piece * 16 + byte % 16;
 }

@@ -5,8 +5,6 @@ Hypothesis picks the sizes, simplest first, so that a failing example shrinks; i
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +14,7 @@ from hypothesis import strategies as st
 
 from conformance.examples import Case, Example, example, judge, rounded, session_of, shrunk
 from conformance.strategies import Strategy, strategies
-from cupy_backend import sources
-from cupy_backend.emulator import Counters, EmulatedDevice
+from cupy_backend.emulator import EmulatedDevice
 from cupy_backend.launch import Launch
 from cupy_backend.sources import folder
 from poem.errors import PoemError
@@ -140,21 +137,6 @@ def test_nan_may_stand_for_infinity_behind_a_product_within_a_launch_too(seed: i
     assert [len(step.launches) for step in session.plan.steps] == [1]
     outcome = judge(made, session)
     assert not outcome.fault
-class Faulty(EmulatedDevice):
-    """A device on which a file of kernels is another one."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-
-    def prepare(self, launches: Iterable[Launch]) -> None:
-        super().prepare(map(self._of_file, launches))
-
-    def run(self, launch: Launch, memory: Mapping[str, np.ndarray]) -> Counters:
-        return super().run(self._of_file(launch), memory)
-
-    def _of_file(self, launch: Launch) -> Launch:
-        return replace(launch, source=str(self.file)) if launch.source == self.file.name else launch
 
 
 @pytest.mark.parametrize(("case", "text", "replacement", "says"), [
@@ -166,8 +148,16 @@ class Faulty(EmulatedDevice):
      "(size_t)row * width + k) * F::BITS / 8 : 0), 16)", "ops.linear.matmul is past its bound"),
 ])  # fmt: skip
 def test_faults_of_a_kernel_are_found(tmp_path: Path, case: str, text: str, replacement: str, says: str) -> None:
-    made = example(Case.of(case))
+    made, wrong = example(Case.of(case)), tmp_path / "cuda"
+    shutil.copytree(folder(), wrong)
+    with_fault(folder() / "linear.cu", wrong, text, replacement)
     assert not judge(made, session_of(made, EmulatedDevice())).fault
-    faulty = with_fault(sources.folder() / "linear.cu", tmp_path, text, replacement)
-    found = judge(made, session_of(made, Faulty(faulty)))
+    found = judge(made, session_of(made, EmulatedDevice(folder=wrong)))
     assert says in found.fault, f"{case}: {found.fault}"
+
+
+def test_a_gated_unit_may_be_nan_where_a_product_within_its_launch_is_infinite() -> None:
+    """Also where the unit of infinity is 0."""
+    made = example(Case.of("matmul_glu:bf16:u4g64:special:111"))
+    assert any(np.isinf(values).any() for pass_ in made.passes for values in pass_.inputs.values())
+    assert not judge(made, session_of(made, EmulatedDevice())).fault
