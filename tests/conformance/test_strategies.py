@@ -125,6 +125,8 @@ def test_tiny_weights_are_what_gains_and_offsets_all_but_cancel_to(word: str) ->
     assert 0.4 < tiny.mean() < 0.6
     assert np.median((values[..., 0] / (gains + offsets))[tiny]) < 2.0**-8
     assert (values[tiny] > 0).mean() > 0.75
+
+
 @pytest.mark.parametrize("word", ["e4m3row", "e4m3tile128", "nvfp4", "mxfp4", "u4g64", ""])
 def test_special_weights_are_nan_here_and_there(word: str) -> None:
     """Among a few seeds: a group or a code, and never all."""
