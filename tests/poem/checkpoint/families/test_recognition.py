@@ -256,6 +256,14 @@ def test_mlx_words_without_biases_are_microscaled(group: int, word: str, tmp_pat
     assert np.array_equal(values(checkpoint), E2M1[NIBBLES])
 
 
+@pytest.mark.parametrize(("group", "word"), [(32, "mxfp4"), (16, "nvfp4")])
+def test_banks_of_mlx_words_are_microscaled(group: int, word: str, tmp_path: Path) -> None:
+    codes, scale = np.stack([PACKED, PACKED[::-1]]), np.full((2, N, K // group), 127 if group == 32 else 0x38, np.uint8)
+    checkpoint = opened(tmp_path, {L: codes.view(np.uint32), f"{P}.scales": scale})
+    assert (found(checkpoint).word, found(checkpoint).shape) == (word, (2, N, K))
+    assert np.array_equal(values(checkpoint), np.stack([E2M1[NIBBLES], E2M1[NIBBLES[::-1]]]))
+
+
 # -- words, by hand --------------------------------------------------------------------------------
 def filled(word: int, shape: tuple[int, ...], dtype: type = np.uint32) -> np.ndarray:
     return np.full(shape, word, np.uint32).view(dtype)
@@ -269,6 +277,13 @@ def test_a_word_of_awq_holds_eight_outputs_in_its_own_order(tmp_path: Path) -> N
     }
     said = {"quant_method": "awq", "bits": 4, "group_size": 4, "zero_point": True, "version": "gemm"}
     outputs = [-0.75, 0.25, -0.5, 0.5, -0.25, 0.75, 0, 1]  # codes 0 4 1 5 2 6 3 7
+    assert values(opened(tmp_path, tensors, said)).tolist() == [[value] * 4 for value in outputs]
+
+
+def test_awq_without_zero_points_has_8_everywhere(tmp_path: Path) -> None:
+    tensors = {f"{P}.qweight": filled(0x76543210, (4, 1), np.int32), f"{P}.scales": np.full((1, 8), 0.25, np.float16)}
+    said = {"quant_method": "awq", "bits": 4, "group_size": 4, "zero_point": False, "version": "gemm"}
+    outputs = [(code - 8) * 0.25 for code in (0, 4, 1, 5, 2, 6, 3, 7)]
     assert values(opened(tmp_path, tensors, said)).tolist() == [[value] * 4 for value in outputs]
 
 

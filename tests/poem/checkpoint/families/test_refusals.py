@@ -97,6 +97,11 @@ class Case:
 def nothing(tensors: Tensors) -> None: ...
 
 
+def half_a_byte(tensors: Tensors) -> None:
+    """A shape of one column less: its last word is as full as before."""
+    bytes_of(tensors, "w.weight_shape")[1] = K - 1
+
+
 def in_group(**said: Any) -> dict[str, Any]:
     """A configuration of compressed-tensors whose one group says something else."""
     whole = compressed("float-quantized", **FLOAT8, strategy="tensor")
@@ -184,6 +189,36 @@ CASES = {
         ("I32 [5, 2], found [2, 5]",),
     ),
     "fp8: integer scales": Case(ROWS, WHOLE, as_type("w.weight_scale", np.int32), ILL, ("I32 scales",)),
+    "nvfp4: scales of another type": Case(
+        writers.modelopt_nvfp4, NVFP4, as_type("w.weight_scale", np.uint8), ILL, ("F8_E4M3 scales and one F32 scale", "[40, 8] U8")
+    ),
+    "nvfp4: a whole scale a row": Case(
+        writers.modelopt_nvfp4, NVFP4, add("w.weight_scale_2", np.ones(N, np.float32)), ILL, ("one F32 scale", "[40] F32")
+    ),
+    "nvfp4: a global scale a row": Case(
+        writers.compressed_tensors_nvfp4, NVFP4_PACKED, add("w.weight_global_scale", np.ones(N, np.float32)), ILL, ("found [40] F32",)
+    ),
+    "nvfp4: packed codes of another type": Case(
+        writers.compressed_tensors_nvfp4,
+        NVFP4_PACKED,
+        as_type("w.weight_packed", np.int8),
+        ILL,
+        ("packed I8 codes with F8_E4M3 scales and",),
+    ),
+    "packed: words of half a byte too many": Case(
+        writers.pack_quantized(group=None),
+        compressed("pack-quantized", **INT4 | {"strategy": "channel"}),
+        half_a_byte,
+        ILL,
+        ("a row of 127 codes of 4 bits",),
+    ),
+    "packed: groups of too few columns": Case(
+        writers.pack_quantized(group=64, scattered=True),
+        PACKED,
+        cut("w.weight_g_idx", slice(64)),
+        ILL,
+        ("every column wants its group", "[64]"),
+    ),
     # codes out of range
     "gptq: act-order": Case(
         writers.gptq(group=32), gptq(desc_act=True), put("w.g_idx", 5, 2), ILL, ("act-order", "puts input 5 into group 2, not 0")
@@ -213,6 +248,9 @@ CASES = {
     "mlx: no biases": Case(writers.mlx_affine(bits=4, group=64), mlx(4, 64), drop("w.biases"), ILL, ("no biases",), key="quantization"),
     "awq: no zero points": Case(writers.awq(group=32), AWQ, drop("w.qzeros"), ILL, ("`w.qzeros` are missing",)),
     "gptq: no scales": Case(writers.gptq(group=32), gptq(), drop("w.scales"), ILL, ("without their scales `w.scales`",)),
+    "nvfp4: packed codes without scale": Case(
+        writers.compressed_tensors_nvfp4, NVFP4_PACKED, drop("w.weight_scale"), ILL, ("packed codes without their scale",)
+    ),
     "packed: no shape": Case(writers.pack_quantized(group=64), PACKED, drop("w.weight_shape"), ILL, ("without their shape",)),
     "packed: no zero points": Case(
         writers.pack_quantized(group=64, symmetric=False),
@@ -241,6 +279,10 @@ CASES = {
     "nvfp4: scales its input": Case(
         writers.modelopt_nvfp4, NVFP4, add("w.pre_quant_scale", np.ones(K, np.float32)), ILL, ("pre_quant_scale",)
     ),
+    "fp8: scales its input": Case(ONE, WHOLE, add("w.pre_quant_scale", np.ones(K, np.float32)), ILL, ("pre_quant_scale",)),
+    "nvfp4: zero points": Case(
+        writers.compressed_tensors_nvfp4, NVFP4_PACKED, add("w.weight_zero_point", np.zeros((N, 8), np.int32)), ILL, ("zero points",)
+    ),
     "mxfp4: the bank twice": Case(writers.gpt_oss_mxfp4, MXFP4, add("w.weight", PLAIN), ILL, ("twice",)),
     # a configuration that contradicts the tensors
     "config of another family": Case(TILES, AWQ, nothing, ILL, ("FP8", "quant_method awq")),
@@ -260,7 +302,34 @@ CASES = {
         writers.pack_quantized(group=64), compressed("pack-quantized", **INT4 | {"num_bits": 8}, group_size=64), nothing, ILL, ("8 bits",)
     ),
     "words without a configuration": Case(writers.awq(group=32), None, nothing, ILL, ("cannot be told apart",)),
+    "words where tiles are said": Case(writers.awq(group=32), BLOCK, nothing, ILL, ("AWQ or GPTQ words", "blocks of 128 by 128")),
+    "mlx: bits that no word holds": Case(
+        writers.mlx_affine(bits=4, group=64), mlx(6, 64), nothing, ILL, ("6 bits in groups of 64",), key="quantization"
+    ),
     # what is not read at all
+    "no method at all": Case(TILES, {"fmt": "e4m3"}, nothing, ILL, ("names no quant_method",)),
+    "awq of 8 bits": Case(writers.awq(group=32), AWQ | {"bits": 8}, nothing, ILL, ("AWQ of 8 bits",)),
+    "gptq by module": Case(writers.gptq(group=32), gptq(dynamic={"-:.*": {}}), nothing, ILL, ("`dynamic`",)),
+    "tiles of no pair": Case(
+        TILES, compressed("float-quantized", **FLOAT8, strategy="block", block_structure=128), nothing, ILL, ("block_structure",)
+    ),
+    "packed in 3 bits": Case(
+        writers.pack_quantized(group=64),
+        compressed("pack-quantized", **INT4 | {"num_bits": 3}),
+        nothing,
+        ILL,
+        ("packed weights of 3 bits",),
+    ),
+    "nvfp4 in groups of 32": Case(
+        writers.compressed_tensors_nvfp4,
+        compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=32),
+        nothing,
+        ILL,
+        ("groups of 32 under the format nvfp4-pack-quantized",),
+    ),
+    "a module of an unknown algorithm": Case(
+        TILES, modelopt("MIXED_PRECISION", quantized_layers={"w": {"quant_algo": "W4A16"}}), nothing, ILL, ("quant_algo W4A16",)
+    ),
     "unknown method": Case(TILES, {"quant_method": "q_new"}, nothing, ILL, ("q_new", "not known")),
     "bitsandbytes": Case(TILES, {"quant_method": "bitsandbytes"}, nothing, ILL, ("bitsandbytes are not read",)),
     "unknown quant_algo": Case(TILES, modelopt("W4A8_NVFP4_FP8"), nothing, ILL, ("W4A8_NVFP4_FP8",)),
