@@ -43,8 +43,9 @@ def plan_import(
     """The plan for the first deployment that fits a checkpoint.
 
     packages: where to look. deployment: a deployment name, then only that one is tried and its own error is raised.
-    model: a model id, then its deployments are tried. requantise: with a deployment named, weights stored in one
-    quantised dtype may be decoded and quantised again. progress: called with candidates done, candidates in all and a name.
+    model: a model id, then its deployments are tried; with a deployment, whose it has to be.
+    requantise: with a deployment named, weights stored in one quantised dtype may be decoded and quantised again.
+    progress: called with candidates done, candidates in all and a name.
     Raises CheckpointError (`import.*`), PackageError (`formats.*`, `layout.*`), DeploymentNameError, or PoemErrors for several.
     """
     problem = checkpoint.quantisation.problem
@@ -55,6 +56,9 @@ def plan_import(
     elsewhere = Elsewhere()
     if deployment is not None:
         package, named = _named(packages, deployment)
+        if model not in (None, named.model.id):
+            said = "the deployment named is of another model"
+            raise CheckpointError("import.no-deployment", said, phase="import", expected=f"a deployment of {model}", found=deployment)
         return _checked(_plan(_Attempt(checkpoint, package, named, requantise, elsewhere)))
     tried: list[tuple[_Attempt, PoemError]] = []
     ordered = _candidates(packages, model)

@@ -525,6 +525,9 @@ def test_a_model_id_limits_the_candidates(tmp_path: Path) -> None:
     made = FakePackage({d.name: WEIGHTS for d in (first, second)}, [format_of(READ)], [first, second])
     assert plan_import(opened(tmp_path), [made], model="second").deployment is second
     assert refused(opened(tmp_path), made, model="third").code == "import.no-deployment"
+    assert plan_import(opened(tmp_path), [made], model="second", deployment=second.name).deployment is second
+    fault = refused(opened(tmp_path), made, model="first", deployment=second.name)
+    assert (fault.code, fault.found) == ("import.no-deployment", second.name)
 
 
 def test_a_candidate_that_would_requantise_is_a_miss_that_says_so(tmp_path: Path) -> None:
