@@ -13,6 +13,7 @@ from poem.ops.operands import Value, Weight
 INNER = (128, 64, 192, 1024, 1088)
 ODD_INNER = (1040, 40)
 OUTER = (16, 8, 24, 136, 13, 1)
+BY_WARPGROUPS = (("bf16", ""), ("bf16", "e4m3tile128a8"))
 NARROW, WIDE = 192, 2568  # so few columns by so many rows that warpgroups have several tiles each, of many rows of x
 DECODING = "sm_80"  # whose tensor cores multiply no 8-bit floats: kernels decode activations too
 GLU_FORMS: tuple[dict[str, Any], ...] = (
@@ -25,14 +26,13 @@ EXPERTS, SLOTS = 8, 3
 def _operands(b: Build, *outer: int) -> tuple[Value, Weight]:
     """x and w. outer: rows of w to pick from, in place of all."""
     many = b.many_rows()
-    if b.warpgroups:
+    if b.warpgroups and not b.batch_invariant and (b.dtype, b.weights) in BY_WARPGROUPS:
         k = b.pick(*INNER)
-        outer = outer or (*OUTER, *((WIDE,) if k <= NARROW else ()))
+        rows = b.pick(*(outer or (*OUTER, *((WIDE,) if k <= NARROW else ()))))
     else:
         k = b.pick(*INNER[: 3 if many else None], *(() if b.weights else ODD_INNER))
-    rows = b.pick(*(outer or OUTER))
-    if b.weights == "e4m3tile128a8":
-        b.arch = b.pick(None, DECODING)
+        rows = b.pick(*(outer or OUTER))
+        b.arch = b.pick(None, DECODING) if b.weights == "e4m3tile128a8" else None
     return b.value(k), b.weight(rows, k, dtype=b.weights or b.dtype)
 
 

@@ -161,3 +161,10 @@ def test_a_gated_unit_may_be_nan_where_a_product_within_its_launch_is_infinite()
     made = example(Case.of("matmul_glu:bf16:u4g64:special:111"))
     assert any(np.isinf(values).any() for pass_ in made.passes for values in pass_.inputs.values())
     assert not judge(made, session_of(made, EmulatedDevice())).fault
+
+
+def test_rows_that_name_rows_of_other_sequences_are_not_run_alone() -> None:
+    made = example(Case.of("gather.gather_rows:bf16:-:special:111"))
+    assert made.batch_invariant
+    assert len({chunk.sequence for pass_ in made.passes for chunk in pass_.batch}) > 1
+    assert not judge(made, session_of(made, EmulatedDevice())).fault
