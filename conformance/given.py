@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.backend import compare_on_backend
-from conformance.golden import INPUTS, Golden, open_golden, save_golden
+from conformance.golden import EXPECTED, INPUTS, Golden, open_golden, read_prompt, save_golden
 from conformance.options import Options
 from conformance.planned import inexact, subject_of
 from conformance.report import Report
 from conformance.traces import traced
 from poem.checkpoint import Checkpoint, open_checkpoint
 from poem.errors import UsageError
+from poem.graph import Graph
 from poem.importer import plan_import
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ PROMPT = 24  # tokens of a prompt drawn at random
 def compare_given(package: "Package", options: Options, report: Report, progress: Callable[[str], None]) -> None:
     """Compare the deployment that a checkpoint fits with a golden, with the original class, or its two modes with each other."""
     golden = open_golden(options.golden) if options.golden and not options.against else None
-    source = options.checkpoint or (golden.checkpoint if golden is not None else None)
-    assert source is not None
+    source = options.checkpoint or _weights_of(golden)
     checkpoint = open_checkpoint(source)
     plan = plan_import(checkpoint, [package], deployment=options.deployment, model=options.model)
     graph = package.trace(plan.deployment)
@@ -41,10 +41,10 @@ def compare_given(package: "Package", options: Options, report: Report, progress
             hint="name a deployment with --deployment that keeps the checkpoint's weights as they are",
         )  # fmt: skip
     if options.against:
-        golden = _original(checkpoint, Path(source), options, progress)
+        golden = _original(checkpoint, graph, Path(source), options, progress)
     if golden is None:
         progress(f"running {plan.deployment.name} in exact and native mode")
-        subject = subject_of(plan, graph, _prompt_alone(checkpoint, options), options)
+        subject = subject_of(plan, graph, _prompt_alone(graph, options), options)
         report.comparisons.append(subject.compare_modes())
         if options.backend is not None:
             report.comparisons.append(compare_on_backend(subject, options.backend))
@@ -57,9 +57,20 @@ def compare_given(package: "Package", options: Options, report: Report, progress
         report.comparisons.append(compare_on_backend(subject, options.backend))
 
 
-def _original(checkpoint: Checkpoint, folder: Path, options: Options, progress: Callable[[str], None]) -> Golden:
+def _weights_of(golden: Golden | None) -> Path:
+    """The folder of a golden's weights. UsageError (`check.golden`) where there are none."""
+    assert golden is not None, "neither a checkpoint nor a golden"
+    folder = golden.checkpoint
+    if not any(file.suffix in (".safetensors", ".gguf") and file.name not in (INPUTS, EXPECTED) for file in folder.iterdir()):
+        raise UsageError(
+            "check.golden", "the golden holds no weights", phase="check", file=str(folder), expected="--checkpoint DIR besides --golden DIR"
+        )
+    return folder
+
+
+def _original(checkpoint: Checkpoint, graph: Graph, folder: Path, options: Options, progress: Callable[[str], None]) -> Golden:
     """Run the original class of a checkpoint."""
-    tokens = _prompt_of(options.golden) if options.golden else _random_prompt(checkpoint, options.seed)
+    tokens = read_prompt(Path(options.golden)) if options.golden else _random_prompt(graph, options.seed)
     progress("running the original class in transformers")
     try:
         import torch
@@ -95,18 +106,12 @@ def _original(checkpoint: Checkpoint, folder: Path, options: Options, progress: 
     return Golden(f"{meta['class']} of {folder}", tokens, recorded, meta)
 
 
-def _prompt_of(folder: str) -> tuple[int, ...]:
-    """The prompt of a golden folder, which need not hold more."""
-    inputs = open_checkpoint(Path(folder) / INPUTS)
-    return tuple(int(token) for token in inputs.tensor("input_ids").planes["data"].reshape(-1))
-
-
-def _random_prompt(checkpoint: Checkpoint, seed: int) -> tuple[int, ...]:
+def _random_prompt(graph: Graph, seed: int) -> tuple[int, ...]:
     """Token ids drawn evenly from the vocabulary, the first few left out: they are often special."""
-    vocabulary = checkpoint.config.get("vocab_size") or (checkpoint.config.get("text_config") or {}).get("vocab_size") or 256
+    vocabulary = next((int(node.attributes["vocab"]) for node in graph.nodes if node.op == "gather.embed"), 256)
     return tuple(np.random.default_rng(seed).integers(min(3, vocabulary - 1), vocabulary, PROMPT).tolist())
 
 
-def _prompt_alone(checkpoint: Checkpoint, options: Options) -> Golden:
+def _prompt_alone(graph: Graph, options: Options) -> Golden:
     """A golden without an original: only a prompt."""
-    return Golden("exact mode", _random_prompt(checkpoint, options.seed), {}, {})
+    return Golden("exact mode", _random_prompt(graph, options.seed), {}, {})

@@ -70,19 +70,26 @@ def open_golden(folder: str | Path) -> Golden:
                 expected=f"{INPUTS} (input_ids) and {EXPECTED} (logits, hidden.0, hidden.1, ...)",
                 hint="make one with --checkpoint DIR --against transformers --save-golden DIR",
             )  # fmt: skip
-    inputs, expected = _arrays(folder / INPUTS), _arrays(folder / EXPECTED)
-    if "input_ids" not in inputs:
-        raise _bad(folder, f"{INPUTS} holds no input_ids", expected="input_ids [1, tokens]", found=", ".join(inputs) or "nothing")
-    ids = inputs["input_ids"]
-    if ids.dtype.kind not in "iu" or ids.shape not in ((ids.size,), (1, ids.size)):
-        raise _bad(folder, "input_ids is no prompt", expected="integers [1, tokens]", found=f"{ids.dtype} {list(ids.shape)}")
-    tokens = tuple(int(token) for token in ids.reshape(-1))
+    tokens, expected = read_prompt(folder), _arrays(folder / EXPECTED)
     _check(folder, tokens, expected)
     try:
         meta = json.loads((folder / "meta.json").read_text())
     except (OSError, ValueError):
         meta = {}
     return Golden(str(folder), tokens, expected, meta if isinstance(meta, dict) else {})
+
+
+def read_prompt(folder: Path) -> tuple[int, ...]:
+    """The prompt of a golden folder, which need not hold more. CheckpointError (`check.golden`) where it is none."""
+    inputs = _arrays(folder / INPUTS)
+    if "input_ids" not in inputs:
+        raise _bad(folder, f"{INPUTS} holds no input_ids", expected="input_ids [1, tokens]", found=", ".join(inputs) or "nothing")
+    ids = inputs["input_ids"]
+    if ids.dtype.kind not in "iu" or ids.shape not in ((ids.size,), (1, ids.size)):
+        raise _bad(folder, "input_ids is no prompt", expected="integers [1, tokens]", found=f"{ids.dtype} {list(ids.shape)}")
+    if not ids.size:
+        raise _bad(folder, "the prompt is empty", expected="at least one token in input_ids")
+    return tuple(int(token) for token in ids.reshape(-1))
 
 
 def _arrays(file: Path) -> dict[str, np.ndarray]:
@@ -100,8 +107,6 @@ def _arrays(file: Path) -> dict[str, np.ndarray]:
 def _check(folder: Path, tokens: tuple[int, ...], expected: Mapping[str, np.ndarray]) -> None:
     """Refuse a golden whose tensors do not belong together."""
     rows = len(tokens)
-    if not rows:
-        raise _bad(folder, "the prompt is empty", expected="at least one token in input_ids")
     if "logits" not in expected:
         raise _bad(folder, f"{EXPECTED} holds no logits", expected=f"logits [{rows}, vocabulary]", found=", ".join(sorted(expected)[:4]))
     for name, array in expected.items():

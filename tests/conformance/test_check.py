@@ -237,6 +237,23 @@ def test_weights_come_from_the_checkpoint_and_the_rest_from_the_golden(golden: P
     assert run(LLAMA, "--golden", str(golden), "--checkpoint", str(checkpoint), "--mode", "exact")[0] == 0
 
 
+def test_a_golden_without_weights_asks_for_a_checkpoint(golden: Path) -> None:
+    (golden / "model.safetensors").unlink()
+    code, _, err = run(LLAMA, "--golden", str(golden))
+    assert code == 2
+    assert "the golden holds no weights" in err
+    assert "--checkpoint DIR" in err
+
+
+@pytest.mark.parametrize(("stated", "code"), [("256", 0), (None, 0), (10**400, 2)])
+def test_a_random_prompt_is_drawn_from_the_vocabulary_of_the_package(tmp_path: Path, stated: object, code: int) -> None:
+    """Whatever a configuration says of it, and that of a GGUF says nothing; a number that is not the package's is refused as a state."""
+    checkpoint = Path(shutil.copytree(folder(MINI), tmp_path / "checkpoint"))
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "vocab_size": stated}))
+    assert run(LLAMA, "--model", MINI, "--checkpoint", str(checkpoint), "--mode", "native")[0] == code
+
+
 def test_a_golden_of_logits_and_hidden_states_alone_finds_the_layer(golden: Path, planted: str) -> None:
     expected = load_file(golden / "expected.safetensors")
     save_file({name: array for name, array in expected.items() if name.startswith(("logits", "hidden"))}, golden / "expected.safetensors")

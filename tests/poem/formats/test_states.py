@@ -17,6 +17,7 @@ CONFIG = {
     "rope": {"factor": 8.0},
     "kinds": ["full"],
     "flag": 1,
+    "huge": 10**400,
 }
 
 
@@ -28,7 +29,7 @@ CONFIG = {
         ("tied", False, True), ("tied", True, False), ("tied", 0, True), ("flag", True, True),
         ("type", "llama", True), ("type", "qwen2", False), ("type", 3, True), ("hidden", "4096", True),
         ("rope.factor", 8, True), ("rope.factor", 32, False), ("kinds.0", "full", True), ("kinds.0", "sliding", False),
-        ("absent", 1, True), ("rope", 1, True), ("kinds", "full", True),
+        ("huge", 1, False), ("huge", 1.5, False), ("absent", 1, True), ("rope", 1, True), ("kinds", "full", True),
     ],
 )  # fmt: skip
 def test_a_state_agrees_or_disagrees_by_value(key: str, want: Any, agrees: bool) -> None:
