@@ -16,6 +16,15 @@ from poem.tokenizer.splits import SPLITS, Split
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 SPACE = "\u2581"  # how SentencePiece spells a space
 ROLES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
+TEXTS, INTEGERS, NUMBERS, INTEGER, ANSWER = "a list of texts", "a list of integers", "a list of numbers", "an integer", "true or false"
+HOLDS = {  # what the metadata of these keys must be
+    **dict.fromkeys(("tokens", "merges"), TEXTS),
+    "token_type": INTEGERS,
+    "scores": NUMBERS,
+    **dict.fromkeys(ROLES.values(), INTEGER),
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_space_prefix"), ANSWER),
+}
+KINDS: dict[str, set[type]] = {TEXTS: {str}, INTEGERS: {int}, NUMBERS: {int, float}, INTEGER: {int}, ANSWER: {bool, int}}
 
 
 def tokenizer_json(fields: Mapping[str, Any]) -> dict[str, bytes]:
@@ -32,8 +41,9 @@ def tokenizer_json(fields: Mapping[str, Any]) -> dict[str, bytes]:
     build = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _sentencepiece}.get(str(model))
     if build is None:
         raise _illegible(f"the tokenizer `{model}` of a GGUF file has no form as tokenizer.json", "gpt2, llama or gemma4", str(model))
+    _check_kinds(fields)
     tokens = _tokens(fields)
-    kinds = [int(kind) for kind in fields.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))]
+    kinds = list(fields.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens))
     if len(kinds) != len(tokens):
         raise _illegible("the GGUF file gives a kind for some of its tokens only", f"{len(tokens)} kinds", str(len(kinds)))
     roles = {name: _token_of_role(fields, tokens, key) for name, key in ROLES.items()}
@@ -44,13 +54,27 @@ def tokenizer_json(fields: Mapping[str, Any]) -> dict[str, bytes]:
         "clean_up_tokenization_spaces": False,
     }
     context = fields.get(f"{fields.get('general.architecture')}.context_length")
-    if context is not None:
-        config["model_max_length"] = int(context)
-    if "tokenizer.chat_template" in fields:
+    if type(context) is int:
+        config["model_max_length"] = context
+    if isinstance(fields.get("tokenizer.chat_template"), str):
         config["chat_template"] = fields["tokenizer.chat_template"]
     return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in (
         ("tokenizer.json", document), ("tokenizer_config.json", config),
     )}  # fmt: skip
+
+
+def _check_kinds(fields: Mapping[str, Any]) -> None:
+    """Whoever wrote the file may have put anything anywhere."""
+    for key, wanted in HOLDS.items():
+        value = fields.get(f"tokenizer.ggml.{key}")
+        if value is not None and not _is(value, wanted):
+            raise _illegible(f"tokenizer.ggml.{key} of the GGUF file is of the wrong kind", wanted, repr(value)[:80])
+
+
+def _is(value: Any, wanted: str) -> bool:
+    if wanted in (TEXTS, INTEGERS, NUMBERS):
+        return isinstance(value, list) and {type(item) for item in value} <= KINDS[wanted]
+    return type(value) in KINDS[wanted]
 
 
 def _byte_level(fields: Mapping[str, Any], tokens: list[str], kinds: list[int], roles: Mapping[str, str | None]) -> dict[str, Any]:
@@ -62,7 +86,7 @@ def _byte_level(fields: Mapping[str, Any], tokens: list[str], kinds: list[int], 
             "a pre-tokenizer of llama.cpp's list", name,
             did_you_mean(name, SPLITS) or "take tokenizer.json from the original checkpoint and put it beside the file",
         )  # fmt: skip
-    if "tokenizer.ggml.merges" not in fields:
+    if fields.get("tokenizer.ggml.merges") is None:
         raise _illegible("a byte-level vocabulary needs its merges", "tokenizer.ggml.merges", "none")
     prefix_space = bool(fields.get("tokenizer.ggml.add_space_prefix", False))
     byte_level = {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": False}
@@ -84,7 +108,7 @@ def _sentencepiece(fields: Mapping[str, Any], tokens: list[str], kinds: list[int
             tokens[index], kinds[index] = SPACE * len(tokens[index]), NORMAL
         if len(set(tokens)) < len(tokens):
             raise _illegible("a run of spaces stands twice in the GGUF file's vocabulary", "one token a run", f"tokens {spaces[:4]} ...")
-    if "tokenizer.ggml.merges" in fields:
+    if fields.get("tokenizer.ggml.merges") is not None:
         merges = _merges(fields["tokenizer.ggml.merges"])
     elif gemma:  # its scores do not follow the order in which it merges, its ids do
         merges = _merges_by_score(tokens, kinds, [-float(index) for index in range(len(tokens))])
@@ -142,7 +166,7 @@ def _merges(lines: Sequence[str]) -> list[tuple[str, str]]:
 
 def _tokens(fields: Mapping[str, Any]) -> list[str]:
     """The vocabulary in id order. An empty token is spelled `[EMPTY_id]`, as llama.cpp does."""
-    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(fields.get("tokenizer.ggml.tokens", ()))]
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(fields.get("tokenizer.ggml.tokens") or ())]
     if not tokens:
         raise _illegible("the GGUF file holds no vocabulary", "tokenizer.ggml.tokens", "none")
     first: dict[str, int] = {}

@@ -237,6 +237,13 @@ def test_gemma_meets_runs_of_spaces_in_its_own_spelling() -> None:
         ({"tokenizer.ggml.token_type": [1, 1]}, "261 kinds"),
         ({"tokenizer.ggml.bos_token_id": 1_000_000}, "bos_token_id"),
         ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.merges": None}, "score"),
+        ({"tokenizer.ggml.tokens": 3}, "a list of texts"),
+        ({"tokenizer.ggml.tokens": [["a"]]}, "a list of texts"),
+        ({"tokenizer.ggml.merges": "x y"}, "a list of texts"),
+        ({"tokenizer.ggml.token_type": [float("nan")]}, "a list of integers"),
+        ({"tokenizer.ggml.scores": ["a"]}, "a list of numbers"),
+        ({"tokenizer.ggml.eos_token_id": float("nan")}, "an integer"),
+        ({"tokenizer.ggml.add_bos_token": "no"}, "true or false"),
     ],
 )
 def test_metadata_that_make_no_tokenizer_are_illegible_and_say_why(changes: dict[str, Any], word: str) -> None:
