@@ -7,6 +7,7 @@ import pytest
 
 from conformance.examples import Case, Example, example, judge
 from conformance.strategies import FLAVOURS, Build, Strategy, strategies
+from cupy_backend.kernels.elemwise import GRID, THREADS
 from cupy_backend.plan.patterns import PATTERNS, grouped
 from interp.steps import find_op
 from poem.errors import UsageError
@@ -134,3 +135,10 @@ def test_special_weights_are_nan_here_and_there(word: str) -> None:
     parts = [float(np.isnan(values).mean()) for values in found]
     assert any(0 < part < 1 for part in parts), parts
     assert np.mean(parts) < 0.25, parts
+
+
+def test_the_most_biases_are_more_than_any_grid_has_threads() -> None:
+    made = example(Case("elemwise.add_bias", "f32", "", "normal", 0, (0, 0, 0, 0, 0, 7)))
+    (x,) = made.passes[0].inputs.values()
+    assert x.shape[1] % 2 == 1, "a thread takes one element"
+    assert x.size > THREADS * max(GRID.values())
