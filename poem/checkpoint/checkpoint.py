@@ -158,10 +158,11 @@ def vocabulary_of(text: bytes, place: str) -> dict[str, int]:
     if isinstance(words, dict):
         found = dict(words)
     elif isinstance(words, list):  # pieces with their scores, in the order of their ids
-        found = {piece[0]: id for id, piece in enumerate(words) if isinstance(piece, list) and piece}
+        found = {piece[0]: id for id, piece in enumerate(words) if isinstance(piece, list) and piece and isinstance(piece[0], str)}
     else:
         raise corrupt(place, "the tokenizer has no model.vocab")
-    for token in value.get("added_tokens") or []:
+    added = value.get("added_tokens")
+    for token in added if isinstance(added, list) else []:
         if isinstance(token, dict) and isinstance(token.get("content"), str):
             found[token["content"]] = token.get("id")
     return {token: id for token, id in found.items() if isinstance(token, str) and type(id) is int}

@@ -182,6 +182,8 @@ def test_names_shapes_and_words_are_told_as_stored(tmp_path: Path) -> None:
         ({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<s>"}]}, {"a": 0, "b": 1, "<s>": 2}),
         ({"model": {"vocab": [["x", -1.5], ["y", -2.0]]}}, {"x": 0, "y": 1}),
         ({"model": {"vocab": {"a": "zero", "b": 1}}, "added_tokens": ["x", {"content": 3}]}, {"b": 1}),
+        ({"model": {"vocab": {"b": 1}}, "added_tokens": 3}, {"b": 1}),
+        ({"model": {"vocab": [[["x"], 0.0], ["y", 0.0], []]}}, {"y": 1}),
     ],
 )
 def test_the_vocabulary_is_read_from_tokenizer_json(tokenizer: dict[str, object], vocabulary: dict[str, int], tmp_path: Path) -> None:
