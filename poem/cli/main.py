@@ -64,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CANNOT_RUN
+    except OSError as fault:  # a disk that is full, a folder that is closed
+        print(f"poem {name}: {fault}", file=sys.stderr)
+        return CANNOT_RUN
 
 
 def check() -> int:

@@ -66,8 +66,11 @@ def _work(command: Command, argv: Sequence[str], writing: int) -> None:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except (OSError, ValueError):
+        except (BrokenPipeError, ValueError):
             pass
+        except OSError as fault:  # what was printed is not all there
+            os.write(2, f"poem: {fault.strerror}\n".encode())
+            code = CANNOT_RUN
         os._exit(code if isinstance(code, int) else 0)
 
 

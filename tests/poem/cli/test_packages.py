@@ -190,6 +190,20 @@ def test_ctrl_c_while_a_command_is_loaded_leaves_no_traceback(capfd: pytest.Capt
     assert capfd.readouterr().err == "poem: interrupted\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("words", [["ops"], ["ops", "silu"]], ids=" ".join)
+def test_results_that_cannot_be_written_are_an_error(words: list[str], tmp_path: Path) -> None:
+    """The longer text fails while it is printed, the shorter when it is flushed at the end."""
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "poem", *words], stdout=full, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3],
+            env={**os.environ, "POEM_HOME": str(tmp_path)},
+        )  # fmt: skip
+    assert ran.returncode == 2
+    assert "No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_the_command_copies_the_shipped_models_and_passes_on_the_exit_code(tmp_path: Path) -> None:
     ran = command(["trace", TOY_FILE], tmp_path / "home")
     assert (ran.returncode, ran.stdout.split("\n")[0]) == (0, "toy-tiny-bf16-kv-bf16: 18 nodes, 10 params, package toy"), ran.stderr
