@@ -13,14 +13,19 @@ _TP = re.compile(r"tp(\d{1,9})")
 
 
 def parse_deployment_name(name: str, models: Mapping[str, Model]) -> Deployment:
-    """The deployment that a name spells; it need not be a listed one.
+    """The deployment that a name spells; it need not be a listed one. The longest model id that leaves a right rest is meant.
 
     Raises DeploymentNameError: `name.unknown-model`, or `name.bad` with the part understood and the first word that is not.
     """
-    for id in sorted((id for id in models if name.startswith(id)), key=len, reverse=True):
-        rest = name[len(id) :]
-        if rest == "" or rest.startswith("-"):
-            return _parse_words(models[id], rest[1:].split("-") if rest else [])
+    faults = []
+    for id in sorted((id for id in models if f"{name}-".startswith(f"{id}-")), key=len, reverse=True):
+        rest = name[len(id) + 1 :]
+        try:
+            return _parse_words(models[id], rest.split("-") if rest else [])
+        except DeploymentNameError as fault:
+            faults.append(fault)
+    if faults:
+        raise faults[0]
     near = nearest(name.split("-kv-")[0], models) or _longest_shared(name, models)
     raise DeploymentNameError(
         "name.unknown-model", f"no known model begins the deployment name `{name}`",

@@ -286,6 +286,19 @@ def test_the_examples_of_names_are_understood() -> None:
     assert parse_deployment_name("llama31-8b-e4m3tile128a8-kv-e4m3-tp2", MODELS).tp == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "id", "weights"),
+    [("x-bf16-kv-bf16", "x", ["bf16"]), ("x-bf16-f32-kv-f32", "x-bf16", ["f32"]), ("x-bf16-bf16-kv-bf16", "x-bf16", ["bf16"])],
+)
+def test_the_longest_id_that_leaves_a_right_rest_is_meant(name: str, id: str, weights: list[str]) -> None:
+    models = {id: Model(id, Template("llama"), TokenizerContract()) for id in ("x", "x-bf16")}
+    deployment = parse_deployment_name(name, models)
+    assert (deployment.model.id, [dtype.name for dtype in deployment.weights]) == (id, weights)
+    with pytest.raises(DeploymentNameError) as caught:
+        parse_deployment_name("x-bf16-kv-u4g64", models)
+    assert "understood up to `x-bf16`" in caught.value.message
+
+
 def test_a_name_that_no_deployment_lists_may_be_traced() -> None:
     assert toy().trace("toy-tiny-f16-kv-f32").spaces[0].dtype == "f32"
 
