@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformance.chosen import Choice, run_chosen
 from conformance.invariance import differs_alone
 from conformance.isolated import Judged, Pass, run_isolated
 from conformance.metrics import scaled_ulps
@@ -50,13 +51,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A graph with its weights and passes, and how a backend is to plan it. arch: for which, on a device that has none of its own."""
+    """A graph with its weights and passes, and how a backend is to plan it. choices: for each pass, how the tokens of its rows are chosen;
+    empty if none are. arch: for which, on a device that has none of its own."""
 
     case: Case
     strategy: Strategy
     graph: Graph
     weights: Mapping[str, Tensor]
     passes: tuple[Pass, ...]
+    choices: tuple[Sequence[Choice], ...]
     page_size: int
     fuse: bool
     batch_invariant: bool
@@ -101,8 +104,8 @@ def example(case: Case, pick: Callable[[int], int] | None = None) -> Example:
     of.build(build)
     passes = tuple(Pass(chunks, inputs) for chunks, inputs in zip(build.chunks(), build.inputs, strict=True))
     return Example(
-        case, of, build.graph(), build.tensors, passes, build.page_size, build.fuse, build.batch_invariant, build.padded,
-        build.warpgroups, build.arch, tuple(made)
+        case, of, build.graph(), build.tensors, passes, tuple(build.choices), build.page_size, build.fuse, build.batch_invariant,
+        build.padded, build.warpgroups, build.arch, tuple(made)
     )  # fmt: skip
 
 
@@ -123,6 +126,8 @@ def judge(found: Example, session: "Session | None") -> Outcome:
     """
     with np.errstate(all="ignore"):  # NaN and infinity are operands here
         judged = run_isolated(found.graph, found.weights, session, found.passes, found.page_size)
+        if found.choices and session is not None:
+            judged += run_chosen(found.graph, found.weights, session, found.passes, found.choices)
     worst = max(judged, key=lambda item: item.distance.fraction, default=None)
     if worst is None:
         return Outcome(0.0, 0.0, None)

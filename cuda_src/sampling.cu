@@ -44,7 +44,6 @@ template <int THREADS> POEM_DEVICE uint64_t block_largest(uint64_t v) {
   v = warp_largest(v);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
   __syncthreads();
-  v = 0;
 #pragma unroll
   for (int i = 0; i < THREADS / 32; ++i) v = larger(v, partial[i]);
   return v;

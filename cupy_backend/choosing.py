@@ -12,11 +12,11 @@ from poem.sampling import Sampling
 SETTINGS, CHOSEN = "sampling.settings", "sampling.chosen"  # buffers
 
 
-def settings(rule: Sampling, draws: Sequence[float]) -> np.ndarray:
-    """The bytes of `SETTINGS`, a list behind the other with an entry for each draw: temperatures, top_p, min_p and draws f64, top_k i32."""
-    doubles = [np.full(len(draws), value) for value in (rule.temperature, rule.top_p, rule.min_p)]
-    top_k = np.full(len(draws), min(rule.top_k, np.iinfo(np.int32).max), np.int32)
-    return np.concatenate([array.view(np.uint8) for array in (*doubles, np.array(draws, np.float64), top_k)])
+def settings(rules: Sequence[Sampling], draws: Sequence[float]) -> np.ndarray:
+    """The bytes of `SETTINGS`, a list behind the other with an entry for each row: temperatures, top_p, min_p and draws f64, top_k i32."""
+    doubles = [[rule.temperature for rule in rules], [rule.top_p for rule in rules], [rule.min_p for rule in rules], draws]
+    top_k = [min(rule.top_k, np.iinfo(np.int32).max) for rule in rules]
+    return np.concatenate([np.array(doubles, np.float64).reshape(-1).view(np.uint8), np.array(top_k, np.int32).view(np.uint8)])
 
 
 def launches(logits: Array, count: int) -> list[Launch]:

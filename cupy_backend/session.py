@@ -98,16 +98,17 @@ class Session:
         """
         return self._pass(batch, observe, inputs or {}, self._outputs)
 
-    def choose(self, batch: Batch, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float]]:
+    def choose(self, batch: Batch, rules: Sequence[Sampling], draws: Sequence[float]) -> list[tuple[int, float]]:
         """One pass as `run`, and for each row read out a token with its log-probability, chosen on the device from the output `logits` as
         `poem.sampling.choose` does.
 
-        draws: for each of those rows a number in 0..1; of no account at temperature 0. Raises PoemError as `poem.sampling` and `run` do.
+        rules, draws: one for each of those rows; a draw is a number in 0..1, of no account at temperature 0. Raises PoemError as
+        `poem.sampling` and `run` do.
         """
         output = next((output for output in self.graph.outputs if output.name == "logits"), None)
         if output is None:
             raise no_logits([output.name for output in self.graph.outputs])
-        return self._pass(batch, None, {}, lambda made, pass_: self._chosen(made, pass_, output.value, sampling, draws))
+        return self._pass(batch, None, {}, lambda made, pass_: self._chosen(made, pass_, output.value, rules, draws))
 
     def _pass(self, batch: Batch, observe: Observer | None, inputs: Mapping[str, np.ndarray], read: Callable[[Plan, Geometry], T]) -> T:
         """One pass; `read` takes the results from the device."""
@@ -187,13 +188,15 @@ class Session:
     def _outputs(self, made: Plan, pass_: Geometry) -> dict[str, np.ndarray]:
         return {output.name: self._value(made, output.value, pass_) for output in self.graph.outputs}
 
-    def _chosen(self, made: Plan, pass_: Geometry, logits: int, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float]]:
+    def _chosen(
+        self, made: Plan, pass_: Geometry, logits: int, rules: Sequence[Sampling], draws: Sequence[float]
+    ) -> list[tuple[int, float]]:
         where, count = made.places[logits], len(pass_.readout_rows)
         if not count:
             return []
         assert where.whole
-        assert len(draws) == count
-        self._memory[choosing.SETTINGS] = self.device.upload(choosing.settings(sampling, draws))
+        assert len(rules) == len(draws) == count
+        self._memory[choosing.SETTINGS] = self.device.upload(choosing.settings(rules, draws))
         held = self._memory[choosing.CHOSEN] = self.device.empty((12 * count,), "u8")
         for launch in choosing.launches(where.array, count):
             self.device.run(launch, self._memory)

@@ -29,7 +29,7 @@ class Session(Protocol):
 class Chooser(Protocol):
     """A session that chooses tokens where the logits are, as `poem.sampling.choose` would from the same draws."""
 
-    def choose(self, batch: Batch, sampling: Sampling, draws: Sequence[float]) -> list[tuple[int, float]]: ...
+    def choose(self, batch: Batch, rules: Sequence[Sampling], draws: Sequence[float]) -> list[tuple[int, float]]: ...
 
 
 class Token(NamedTuple):
@@ -146,7 +146,8 @@ def _next_batch(active: Sequence[_Sequence], rows: int) -> list[Chunk]:
 def _choose(session: Session, batch: Batch, ready: Sequence[_Sequence], sampling: Sampling) -> list[tuple[int, float]]:
     """One pass, and the next token of each sequence that is read out, with its log-probability."""
     if isinstance(session, Chooser):
-        return session.choose(batch, sampling, [sequence.random.random() if sampling.temperature else 0.0 for sequence in ready])
+        draws = [sequence.random.random() if sampling.temperature else 0.0 for sequence in ready]
+        return session.choose(batch, [sampling] * len(ready), draws)
     outputs = session.run(batch)
     if "logits" not in outputs:
         raise no_logits(outputs)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from conformance.chosen import Choice
 from poem import axes
 from poem.batch import Chunk
 from poem.dtypes import FLOATS, LEAF_BITS, Dtype
@@ -18,6 +19,7 @@ from poem.dtypes.tensor import Tensor
 from poem.errors import Frame
 from poem.graph import Graph, ValueType
 from poem.ops.operands import CacheHandle, Value, Weight
+from poem.sampling import Sampling
 from poem.tracer import Tracer
 
 T = TypeVar("T")
@@ -45,6 +47,8 @@ BATCHES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((1,),), ((3,),), ((7,), (1,)), ((2, 5, 1),), ((4, 1), (1, 3)), ((17,), (1,), (1,)), ((9, 0, 2), (0, 4, 1)), ((33, 6),),
 )  # fmt: skip
 PAGE_SIZES = (16, 1, 5)
+# How tokens are chosen.
+TEMPERATURES, TOP_K, TOP_P, MIN_P = (1.0, 0.0, 0.3, 2.5), (0, 1, 2, 5, 40, 10**6), (1.0, 0.9, 0.5, 0.1), (0.0, 0.05, 0.5, 1.0)
 
 
 class Build:
@@ -62,6 +66,7 @@ class Build:
         self.trace = Tracer("conformance", "conformance", "conformance")
         self.tensors: dict[str, Tensor] = {}
         self.inputs: list[dict[str, np.ndarray]] = []
+        self.choices: list[list[Choice]] = []
         self._line = 0
         self._read: set[int] = set()
         self._made: list[Value] = []
@@ -139,7 +144,8 @@ class Build:
         """A weight of these values."""
         made = Weight(values.shape, Dtype(dtype))
         name = self.trace.add_param(made, f"w{len(self.tensors)}").name
-        self.tensors[name] = Tensor.of(np.ascontiguousarray(values, STORAGE[dtype]))
+        with np.errstate(over="ignore"):
+            self.tensors[name] = Tensor.of(np.ascontiguousarray(values, STORAGE[dtype]))
         return made
 
     def kv(self, widths: Sequence[int], head_dim: int, dtype: str, window: int | None = None, scales: Sequence[float] = ()) -> CacheHandle:
@@ -159,6 +165,16 @@ class Build:
             self._read.update(part.id for part in (item if isinstance(item, list) else [item]) if isinstance(part, Value))
         self._made += [value for value in (found if isinstance(found, tuple) else (found,)) if isinstance(value, Value)]
         return found
+
+    def choose(self, logits: Value) -> None:
+        """Tokens are chosen from logits, which no op reads: for each row by a rule and a draw of its own."""
+        self.trace.output("logits", logits, ())
+        self._read.add(logits.id)
+        self.choices = [[Choice(self._rule(), self.random.random()) for _ in range(sum(counts))] for counts in self.batch]
+
+    def _rule(self) -> Sampling:
+        temperature, top_k, top_p, min_p = (options[self.random.integers(len(options))] for options in (TEMPERATURES, TOP_K, TOP_P, MIN_P))
+        return Sampling(temperature, int(top_k), top_p, min_p)
 
     # -- the outcome -----------------------------------------------------------------------------
     def graph(self) -> Graph:

@@ -121,6 +121,19 @@ def test_a_launch_that_does_not_round_where_its_nodes_do_is_found(case: str, lin
     assert judge(made, session_of(made, EmulatedDevice(folder=wrong))).fault
 
 
+@pytest.mark.parametrize(("case", "line", "wrong_line", "what"), [
+    ("choose:f32:-:normal:35:0.0.0.0.0.2", "start + __ffs(reached) - 1;", "start + __ffs(reached);", "tokens"),
+    ("choose:f32:-:normal:35:0.0.0.0.0.2", "- (double)peak - log(", "- (double)peak * 1.00001 - log(", "log-probabilities of tokens"),
+    ("choose:f32:-:special:43:0.0.0.0.0.2", "wrong |= is_nan(x) ||", "wrong |=", "whether logits are refused"),
+])  # fmt: skip
+def test_a_token_that_poem_would_not_choose_is_found(case: str, line: str, wrong_line: str, what: str, tmp_path: Path) -> None:
+    made, wrong = example(Case.of(case)), tmp_path / "cuda"
+    shutil.copytree(folder(), wrong)
+    with_fault(folder() / "sampling.cu", wrong, line, wrong_line)
+    assert not judge(made, session_of(made, EmulatedDevice())).fault
+    assert judge(made, session_of(made, EmulatedDevice(folder=wrong))).fault.startswith(what)
+
+
 def test_small_integers_are_compared_bit_by_bit() -> None:
     """A result that is off by one unit is within the bound of a product, and yet not the exact one."""
     made = example(Case.of("linear.matmul:bf16:-:integers:3"))

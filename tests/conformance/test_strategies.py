@@ -15,6 +15,7 @@ from poem.ops import REGISTRY
 
 STRATEGIES = pytest.mark.parametrize("strategy", strategies().values(), ids=strategies())
 PATTERN_NAMES = {pattern.name for pattern in PATTERNS}
+CHOOSING = "choose"  # what a session makes of the output `logits`
 
 
 def simplest(case: Case) -> Example:
@@ -30,7 +31,7 @@ def cases(strategy: Strategy, seed: int = 0) -> Iterator[Case]:
 
 
 def test_every_op_of_the_interpreter_and_every_pattern_of_the_planner_has_a_strategy_and_nothing_else_has() -> None:
-    assert set(strategies()) == {op for op in REGISTRY if find_op(op) is not None} | PATTERN_NAMES
+    assert set(strategies()) == {op for op in REGISTRY if find_op(op) is not None} | PATTERN_NAMES | {CHOOSING}
 
 
 @STRATEGIES
@@ -42,6 +43,8 @@ def test_every_strategy_makes_a_graph_of_what_it_is_named_for(strategy: Strategy
         dtypes = {(case.dtype, case.weights) for case in taken}
         assert taken
         assert taken == {case for case in made if (case.dtype, case.weights) in dtypes}
+    elif strategy.name == CHOOSING:
+        assert all([output.name for output in graph.outputs] == ["logits"] for graph in made.values())
     else:
         assert not {case for case, graph in made.items() if strategy.name not in {node.op for node in graph.nodes}}
 

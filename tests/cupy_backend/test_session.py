@@ -273,14 +273,14 @@ def test_logits_that_are_no_distribution_are_refused_as_the_host_refuses_them() 
     weights["embed"].planes["data"][7, 5] = np.nan
     of = Session(graph, weights, EmulatedDevice())
     with pytest.raises(PoemError) as caught:
-        of.choose([Chunk(of.add_sequence(), [3]), Chunk(of.add_sequence(), [7])], Sampling(1.0), [0.5, 0.5])
+        of.choose([Chunk(of.add_sequence(), [3]), Chunk(of.add_sequence(), [7])], [Sampling(1.0)] * 2, [0.5, 0.5])
     assert (caught.value.code, caught.value.found) == ("generate.not-finite", "nan at token 5")
 
 
 def test_a_graph_without_logits_chooses_no_tokens() -> None:
     of = best_of_given()
     with pytest.raises(PoemError) as caught:
-        of.choose([], Sampling(), [])
+        of.choose([], [], [])
     assert (caught.value.code, caught.value.found) == ("generate.no-logits", "best")
 
 
