@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from conformance.mutants.operators import OPERATORS, Edit
-from conformance.mutants.source import TERNARY, Source, parse
+from conformance.mutants.parser import parse
+from conformance.mutants.source import TERNARY, Source
 from poem.dataclass import dataclass
 
 HERE = Path(__file__).parent

@@ -1,5 +1,6 @@
 """Work that may crash or hang, each piece in a forked process: it inherits everything that is built and recorded, and can break nothing."""
 
+import faulthandler
 import io
 import os
 import pickle
@@ -73,6 +74,7 @@ def _start(mutant: Mutant, on: Sequence[T], attempt: Callable[[Mutant, Sequence[
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the last words of what crashes
+        faulthandler.disable()  # which may write elsewhere
         try:
             for result in attempt(mutant, on):
                 os.write(writing, pickle.dumps(result))
