@@ -43,7 +43,8 @@ class WeightStore:
         if found is None:
             name = next((name for name in (param.name, *param.aliases) if name in self._weights), None)
             if name is None:
-                raise PoemError("run.weight", f"there is no weight `{param.name}`", phase="run")
+                hint = "it is registered, so no checkpoint has it: give it with the others" if param.source == "registered" else ""
+                raise PoemError("run.weight", f"there is no weight `{param.name}`", phase="run", hint=hint)
             found = self._weights[name]
             wanted, got = f"{list(param.shape)} {param.dtype}", f"{list(found.shape)} {found.dtype}"
             if wanted != got:

@@ -1,5 +1,6 @@
 """A session: rounding of results, inputs, observers, errors, and what it keeps between passes."""
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -247,6 +248,15 @@ def test_weights_are_checked_against_the_graph(change: Any, message: str) -> Non
     with pytest.raises(PoemError, match=message) as refused:
         Session(graph, weights)
     assert refused.value.code == "run.weight"
+
+
+def test_a_registered_weight_that_nobody_gives_is_told_as_such() -> None:
+    graph, weights = DECODER.trace()
+    params = tuple(replace(param, source="registered") if param.name == "1.down" else param for param in graph.params)
+    del weights["1.down"]
+    with pytest.raises(PoemError) as refused:
+        Session(replace(graph, params=params), weights)
+    assert "no checkpoint has it" in refused.value.hint
 
 
 @pytest.mark.parametrize(
