@@ -136,7 +136,7 @@ template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* r
       if (until - own < need && (need <= until || lane == 31)) {
         uint64_t left = need - (until - own);
         int part = top;
-        for (; part > top - 7 && histogram[part] < left; --part) left -= histogram[part];
+        for (; part > 0 && histogram[part] < left; --part) left -= histogram[part];
         rest[0] = left;
         rest[1] = part;
       }
