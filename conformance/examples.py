@@ -66,6 +66,7 @@ class Example:
     padded: bool
     warpgroups: bool
     arch: str | None
+    shortest_piece: int
     picks: tuple[int, ...]  # that were made
 
     @property
@@ -105,7 +106,7 @@ def example(case: Case, pick: Callable[[int], int] | None = None) -> Example:
     passes = tuple(Pass(chunks, inputs) for chunks, inputs in zip(build.chunks(), build.inputs, strict=True))
     return Example(
         case, of, build.graph(), build.tensors, passes, tuple(build.choices), build.page_size, build.fuse, build.batch_invariant,
-        build.padded, build.warpgroups, build.arch, tuple(made)
+        build.padded, build.warpgroups, build.arch, build.shortest_piece, tuple(made)
     )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def session_of(found: Example, device: "Device") -> "Session":
     from cupy_backend.session import Session
 
     arch = nearest_arch(getattr(device, "arch", found.arch or Options().arch))
-    options = Options(arch, batch_invariant=found.batch_invariant, fuse=found.fuse, warpgroups=found.warpgroups)
+    options = Options(arch, found.batch_invariant, found.fuse, found.warpgroups, found.shortest_piece)
     return Session(found.graph, found.weights, device, options=options, page_size=found.page_size, padded=found.padded)
 
 

@@ -34,11 +34,10 @@ template <int TILE, int CELLS> POEM_DEVICE bool find_block(Block& b, const int* 
   b.first_row = qo_indptr[b.lane];
   const int rows = qo_indptr[b.lane + 1] - b.first_row;
   b.count = min(TILE, rows * group - b.start);
-  if (b.count <= 0) return false;
   b.length = kv_len[b.lane];
   b.position = b.length - rows;
   b.stop = causal ? b.position + (b.start + b.count - 1) / group + 1 : b.length;
-  b.lowest = window > 0 ? max(0, b.position + b.start / group - window + 1) : 0;
+  b.lowest = max(0, b.position + b.start / group - window + 1);
   b.first = b.lowest / CELLS * CELLS;
   b.pages = page_indices + page_indptr[b.lane];
   return true;
@@ -67,8 +66,8 @@ struct View {
 
 // Bytes LOW and HIGH of four 8-bit cells as a pair of activations: exact.
 template <class T, class C, int LOW, int HIGH> POEM_DEVICE uint32_t widened(uint32_t cells) {
-  if constexpr (same_type<T, bf16> && same_type<C, e4m3>) return e4m3_pair(permute_bytes(cells, 0, HIGH << 12 | LOW << 4 | 0x404));
-  const uint16_t pair = (uint16_t)permute_bytes(cells, 0, HIGH << 4 | LOW);
+  if constexpr (same_type<T, bf16> && same_type<C, e4m3>) return e4m3_pair(permute_bytes(cells, cells, HIGH << 12 | LOW << 4));
+  const uint16_t pair = (uint16_t)permute_bytes(cells, cells, HIGH << 4 | LOW);
   const float2 f = same_type<C, e4m3> ? unpack_e4m3(pair) : unpack_e5m2(pair);
   return pack<T>(f.x, f.y);
 }
@@ -100,7 +99,8 @@ POEM_DEVICE float2 finished(float most, float total, float sink, float v_scale, 
 // A score is scale * <q, k>. Without PLAIN it goes on: cap * tanh(score / cap), plus bias[row, head, distance] for distances below
 // `extent`, times 1 + log_slope ln((position + 1) / log_floor) from position log_floor on; and a row may see only cells whose bit is set in
 // `mask`, where its lane has bits there: [rows, length] of them from byte mask_indptr[lane] on. Sinks are floats if wide_sinks, else T;
-// sink_stride is 0 for one list, or the number of heads where each row has its own.
+// own_sinks says that each row has a list of its own. Where there is none, window is the largest integer,
+// extent 0 and log_floor infinite.
 template <class T, class C, int D, int DV, int WARPS_M, int WARPS_N, int CELLS, int STAGES, int PARTS, bool PLAIN>
 __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
     attention(const T* __restrict__ q, const C* __restrict__ k_cache, const C* __restrict__ v_cache, const int* __restrict__ tiles,
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
               const int* __restrict__ page_indices, const float* __restrict__ k_scale, const float* __restrict__ v_scale,
               const void* __restrict__ sinks, const uint8_t* __restrict__ mask, const int* __restrict__ mask_indptr,
               const float* __restrict__ bias, T* __restrict__ out, float* __restrict__ lse, float* partial, float2* sums,
-              uint32_t* counters, int q_stride, int q_first, int group, int kv_heads, int page_size, uint32_t page_magic, int page_shift,
-              int window, int causal, int total_rows, int shortest, int sink_stride, int wide_sinks, int extent, float scale, float cap,
+              uint32_t* counters, int group, int kv_heads, int page_size, uint32_t page_magic, int page_shift,
+              int window, int causal, int total_rows, int shortest, int own_sinks, int wide_sinks, int extent, float scale, float cap,
               float log_floor, float log_slope) {
   constexpr int TILE = WARPS_M * 16, THREADS = WARPS_M * WARPS_N * 32, OWN = CELLS / WARPS_N, SN = OWN / 8, ON = DV / 8, KS = D / 16;
   constexpr bool NARROW = sizeof(C) == 1, HELD = D <= 128;
@@ -130,20 +130,20 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
   const int base_cell = b.first + from_tile * CELLS;
   const uint32_t base = shared_address(memory);
 
-  // The slot of a cell that some row may see, or -1. Others are zeros in shared memory, so that nothing in them spoils a sum.
+  // The slot of a cell that some row may see, which so has a page.
   auto slot_of_cell = [&](int cell) -> int {
-    if (cell < b.lowest || cell >= b.stop) return -1;
-    const int number = __umulhi(2u * cell, page_magic) >> page_shift, page = b.pages[number];  // number = cell / page_size
-    return page < 0 ? -1 : (page - number) * page_size + cell;
+    const int number = __umulhi(2u * cell, page_magic) >> page_shift;  // cell / page_size
+    return (b.pages[number] - number) * page_size + cell;
   };
   auto load_stage = [&](int tile) {
     constexpr int CHUNKS = K_CHUNKS > V_CHUNKS ? K_CHUNKS : V_CHUNKS, ELEMENTS = 16 / (int)sizeof(C);
     const uint32_t keys = base + tile % STAGES * STAGE, values = keys + K_BYTES;
 #pragma unroll 4
     for (int i = t; i < CELLS * CHUNKS; i += THREADS) {
-      const int row = i / CHUNKS, chunk = i % CHUNKS, slot = slot_of_cell(base_cell + tile * CELLS + row);
-      const int64_t at = slot < 0 ? 0 : (int64_t)slot * kv_heads + head;
-      const uint32_t bytes = slot < 0 ? 0 : 16;
+      const int row = i / CHUNKS, chunk = i % CHUNKS, cell = base_cell + tile * CELLS + row;
+      const bool seen = cell >= b.lowest && cell < b.stop;  // others are zeros, so that nothing in them spoils a sum
+      const int64_t at = seen ? (int64_t)slot_of_cell(cell) * kv_heads + head : 0;
+      const uint32_t bytes = seen ? 16 : 0;
       if (chunk < K_CHUNKS) cp_async(Row<K_CHUNKS>(keys, row, 0).at(chunk, 0), k_cache + (at * K_CHUNKS + chunk) * ELEMENTS, bytes);
       if (chunk < V_CHUNKS) cp_async(Row<V_CHUNKS>(values, row, 0).at(chunk, 0), v_cache + (at * V_CHUNKS + chunk) * ELEMENTS, bytes);
     }
@@ -154,25 +154,20 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
     cp_async_commit();
   }
 
-  // Of a packed row: its place in the results, its queries, and what it sees. Rows that are nobody's see what there is, and go nowhere.
-  auto output_row = [&](int packed) { return (int64_t)(b.first_row + packed / group) * heads + head * group + packed % group; };
-  auto query_of = [&](int packed) {
-    return q + (int64_t)(b.first_row + packed / group) * q_stride + q_first + (int64_t)(head * group + packed % group) * D;
-  };
+  // Of a packed row: its place in the results, its queries, and what it sees.
+  auto head_of = [&](int packed) { return head * group + packed % group; };
+  auto output_row = [&](int packed) { return (int64_t)(b.first_row + packed / group) * heads + head_of(packed); };
+  auto query_of = [&](int packed) { return q + output_row(packed) * D; };
   const bool masked = !PLAIN && mask && mask_indptr[b.lane + 1] > mask_indptr[b.lane];
   auto view_of = [&](int packed) -> View {
-    const bool somebody = packed < b.start + b.count;
-    View row = {0, masked ? -1 : 0x7fffffff, b.position + packed / group, LOG2_E, nullptr, (int64_t)(packed / group) * b.length};
-    if (somebody && window > 0) row.low = row.position - window + 1;
-    if (somebody) row.high = causal ? row.position : b.stop - 1;
-    if (somebody && bias) row.bias = bias + output_row(packed) * extent;
-    if (log_floor > 0.0f && (float)(row.position + 1) > log_floor)
-      row.growth *= 1.0f + log_slope * logf((float)(row.position + 1) / log_floor);
-    return row;
+    const int position = b.position + packed / group;
+    const float seen = (float)(position + 1), growth = seen > log_floor ? 1.0f + log_slope * logf(seen / log_floor) : 1.0f;
+    return {position - window + 1, causal ? position : b.stop - 1, position, LOG2_E * growth, bias + output_row(packed) * extent,
+            (int64_t)(packed / group) * b.length};
   };
   auto visible = [&](const View& row, int cell) -> bool {
     if (cell < row.low || cell > row.high) return false;
-    return PLAIN || !masked || (mask + mask_indptr[b.lane])[(row.first_bit + cell) / 8] >> (row.first_bit + cell) % 8 & 1;
+    return !masked || (mask + mask_indptr[b.lane])[(row.first_bit + cell) / 8] >> (row.first_bit + cell) % 8 & 1;
   };
   // A score in units of log 2.
   const float unit = (PLAIN ? LOG2_E : 1.0f) * scale * (k_scale ? *k_scale : 1.0f);
@@ -181,22 +176,22 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
     if constexpr (PLAIN) return x;
     if (cap > 0.0f) x = cap * tanhf(x / cap);
     const int distance = row.position - cell;
-    if (row.bias && distance >= 0 && distance < extent) x += row.bias[distance];
+    if (distance >= 0 && distance < extent) x += row.bias[distance];
     return x * row.growth;
   };
 
-  // This thread's two rows, and q as the products take it. With 8-bit cells four neighbouring columns of a row come to one thread, so
-  // q's columns are taken in that order too.
-  const int own = b.start + wm * 16 + g;
-  const View rows[2] = {view_of(own), view_of(own + 8)};
+  // This thread's two rows, the last one in place of rows that are nobody's; and q as the products take it. With 8-bit cells four
+  // neighbouring columns of a row come to one thread, so q's columns are taken in that order too.
+  const int last = b.start + b.count - 1, own[2] = {min(b.start + wm * 16 + g, last), min(b.start + wm * 16 + g + 8, last)};
+  const View rows[2] = {view_of(own[0]), view_of(own[1])};
   uint32_t held[HELD ? KS : 1][4];
   uint32_t* const kept = reinterpret_cast<uint32_t*>(memory + STAGES * STAGE) + t * 4;  // each thread reads back what it wrote itself
 #pragma unroll
   for (int kk = 0; kk < KS; ++kk)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int packed = own + i % 2 * 8, column = kk * 16 + (NARROW ? quad * 4 + i / 2 * 2 : quad * 2 + i / 2 * 8);
-      const uint32_t pair = packed < b.start + b.count ? *reinterpret_cast<const uint32_t*>(query_of(packed) + column) : 0;
+      const int column = kk * 16 + (NARROW ? quad * 4 + i / 2 * 2 : quad * 2 + i / 2 * 8);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(query_of(own[i % 2]) + column);
       if constexpr (HELD) held[kk][i] = pair;
       else kept[kk * THREADS * 4 + i] = pair;
     }
@@ -238,8 +233,7 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
       }
     }
 
-    const bool all_visible =
-        !masked && __all_sync(WARP, cell0 >= max(rows[0].low, rows[1].low) && cell0 + OWN - 1 <= min(rows[0].high, rows[1].high));
+    const bool all_visible = !masked && __all_sync(WARP, cell0 >= rows[1].low && cell0 + OWN - 1 <= rows[0].high);
     float most[2] = {largest[0], largest[1]};
 #pragma unroll
     for (int n = 0; n < SN; ++n)
@@ -253,15 +247,16 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
     for (int i = 0; i < 2; ++i) {
       most[i] = fmaxf(most[i], __shfl_xor_sync(WARP, most[i], 1));
       most[i] = fmaxf(most[i], __shfl_xor_sync(WARP, most[i], 2));
-      const float shift = exp2_approx(largest[i] - (most[i] == minus_infinity() ? 0.0f : most[i]));
+      const float finite = most[i] == minus_infinity() ? 0.0f : most[i];
+      const float shift = exp2_approx(largest[i] - finite);
       largest[i] = most[i];
+      most[i] = finite;
       sum[i] *= shift;
 #pragma unroll
       for (int n = 0; n < ON; ++n) {
         o[n][i * 2] *= shift;
         o[n][i * 2 + 1] *= shift;
       }
-      most[i] = most[i] == minus_infinity() ? 0.0f : most[i];
     }
 #pragma unroll
     for (int n = 0; n < SN; ++n)
@@ -324,7 +319,6 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
   float* const values = reinterpret_cast<float*>(memory);  // [WARPS_N, TILE, PITCH]
   float2* const states = reinterpret_cast<float2*>(values + WARPS_N * TILE * PITCH);  // [WARPS_N, TILE]
   bool spoilt = false;
-  cp_async_wait<0>();
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -357,10 +351,11 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
       const View row = view_of(packed);
       float x[(DV + 31) / 32] = {};  // of columns lane, lane + 32, ...
       for (int c = 0; c < tile_count * OWN; ++c) {
-        const int cell = base_cell + c / OWN * CELLS + of * OWN + c % OWN, slot = visible(row, cell) ? slot_of_cell(cell) : -1;
-        if (slot < 0) continue;
-        const C* const key = k_cache + ((int64_t)slot * kv_heads + head) * D;
-        const C* const value = v_cache + ((int64_t)slot * kv_heads + head) * DV;
+        const int cell = base_cell + c / OWN * CELLS + of * OWN + c % OWN;
+        if (!visible(row, cell)) continue;
+        const int64_t at = (int64_t)slot_of_cell(cell) * kv_heads + head;
+        const C* const key = k_cache + at * D;
+        const C* const value = v_cache + at * DV;
         float product = 0.0f;
         for (int d = lane; d < D; d += 32) product += to_float(query_of(packed)[d]) * to_float(key[d]);
         for (int other = 16; other > 0; other /= 2) product += __shfl_xor_sync(WARP, product, other);
@@ -377,7 +372,7 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
   }
   const int64_t stride = (int64_t)total_rows * heads;  // rows of a piece in `partial` and `sums`
   auto finish = [&](int r, float most, float total) -> float2 {
-    const int64_t sink = (int64_t)(b.first_row + (b.start + r) / group) * sink_stride + head * group + (b.start + r) % group;
+    const int64_t sink = own_sinks ? output_row(b.start + r) : head_of(b.start + r);
     const float z = !sinks       ? minus_infinity()
                     : wide_sinks ? static_cast<const float*>(sinks)[sink]
                                  : to_float(static_cast<const T*>(sinks)[sink]);
@@ -389,9 +384,10 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
   };
   for (int i = t; i < b.count * (DV / 4); i += THREADS) {
     const int r = i / (DV / 4), column = i % (DV / 4) * 4;
-    float most = minus_infinity(), total = 0.0f;
+    float most = minus_infinity();
 #pragma unroll
     for (int w = 0; w < WARPS_N; ++w) most = fmaxf(most, states[w * TILE + r].x);
+    float total = 0.0f;
     Pack<float, 4> x = {};
 #pragma unroll
     for (int w = 0; w < WARPS_N; ++w) {
@@ -424,10 +420,11 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
   float* const factors = weights + pieces * TILE;  // [TILE]
   for (int r = warp; r < b.count; r += THREADS / 32) {
     const float2* const of_row = sums + output_row(b.start + r);
-    float most = minus_infinity(), total = 0.0f;
+    float most = minus_infinity();
     for (int piece = lane; piece < pieces; piece += 32) most = fmaxf(most, of_row[piece * stride].x);
 #pragma unroll
     for (int other = 16; other > 0; other /= 2) most = fmaxf(most, __shfl_xor_sync(WARP, most, other));
+    float total = 0.0f;
     for (int piece = lane; piece < pieces; piece += 32) {
       const float2 state = of_row[piece * stride];
       const float weight = counts_for(state, most);

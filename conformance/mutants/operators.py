@@ -39,7 +39,7 @@ PAGES = re.compile(r"page", re.IGNORECASE)
 COMPOUND = ("+=", "-=", "*=", "|=", "&=", "^=")
 # How many of a function's first arguments may be exchanged.
 SYMMETRIC = {"fmaf": 2, "fma_pair": 2, "__fmaf_rn": 2} | dict.fromkeys(
-    ("min", "max", "fminf", "fmaxf", "larger", "multiply_pair", "add_pair", "__fmul_rn", "__fadd_rn"), 9
+    ("min", "max", "fminf", "fmaxf", "__umulhi", "larger", "multiply_pair", "add_pair", "__fmul_rn", "__fadd_rn"), 9
 )  # fmt: skip
 INTEGER = re.compile(r"(unsigned|int|u?int\d+_t|size_t|short|char)\b")
 
@@ -58,7 +58,7 @@ def _name_of(source: Source, opening: int) -> int:
         at = source.partner[at] - 1
     while source.tokens[at - 1].text in ("::", ".", "->"):
         at -= 2
-        while source.tokens[at].text in ("]", ")"):
+        while source.tokens[at].text in ("]", ")") or source.tokens[at].kind == "bracket":
             at = source.partner[at] - 1
     return at
 
@@ -242,8 +242,8 @@ def wrong_variable(source: Source) -> Iterator[Edit]:
 def _is_target(source: Source, i: int) -> bool:
     """Whether a name is what an assignment or an increment changes."""
     at = i + 1
-    while source.tokens[at].text == "[":
-        at = source.partner[at] + 1
+    while source.tokens[at].text in ("[", "."):
+        at = source.partner[at] + 1 if source.tokens[at].text == "[" else at + 2
     return source.tokens[at].text in ("+=", "-=", "*=", "/=", "|=", "^=", "=") or source.tokens[i - 1].text in ("++", "--")
 
 
@@ -274,7 +274,7 @@ def wrong_sign(source: Source) -> Iterator[Edit]:
                 last += source.tokens[last].text == ")"
             while source.tokens[last + 1].text in ("(", "[", ".", "::", "->") or source.tokens[last + 1].kind == "bracket":
                 last = source.partner.get(last + 1, last + 2)
-            yield Edit(i, last, source.of(i + 1, last))
+            yield Edit(i, last, source.of(i + 1, last), "condition" if source.tokens[i].text == "!" else "expression")
 
 
 def wrong_bound(source: Source) -> Iterator[Edit]:

@@ -180,7 +180,7 @@ class Source:
                 subscripts = sum(self.tokens[i].text == "[" and self.partner[i] < end for i in range(at + 1, end))
                 followed = subscripts + (self.text_at(at - 1) == "*" and self.binary(at - 1) is None)
                 levels = variable.type.count("*") + variable.type.count("[]") - followed
-                number = _NUMBER.search(variable.type)
+                number = _NUMBER.search(variable.type.partition("<")[0])  # a Pack<float, 4> is none
                 if levels or number is None:
                     pointer = first == last and number is not None and variable.type.count("[]") == 0
                     return f"pointer {plain(variable.type)}" if pointer else ""

@@ -13,24 +13,28 @@ from poem.ops.operands import CacheHandle, Value
 
 # bf16 caches hold f32 values rounded; e4m3 ones take any.
 CACHES = {"bf16": ("bf16", "e4m3"), "f32": ("f32", "bf16", "e4m3"), "f16": ("f16", "e4m3")}
-HEAD_DIMS = (64, 128, 96, 256)
-GROUPS = ((2, 1), (1, 1), (4, 2), (8, 1), (3, 3), (6, 2))  # query heads, key heads
+HEAD_DIMS = ((64, 64), (128, 128), (32, 32), (96, 64), (256, 256), (192, 128), (16, 80))  # of keys, of values
+GROUPS = ((2, 1), (1, 1), (4, 2), (8, 1), (3, 3), (6, 2), (11, 1))  # query heads, key heads
 # Scores of products of huge or special numbers are no softmax but a choice; these say what attention is used for.
 FLAVOURS = ("normal", "integers", "tiny", "cancelling", "special")
 
 
-def _cache(b: Build, widths: Sequence[int], head_dim: int, window: int | None = None) -> CacheHandle:
-    """A cache row of some dtype, now and then with scales."""
-    dtype = b.pick(*CACHES[b.dtype])
-    scales = b.pick((), (0.5, 2.0), (0.37, 1.9)) if dtype == "e4m3" else ()
+def _cache(b: Build, widths: Sequence[int], head_dim: int, window: int | None = None, more: tuple[str, ...] = ()) -> CacheHandle:
+    """A cache row of some dtype, or of one of `more`, now and then with scales."""
+    dtype = b.pick(*CACHES[b.dtype], *more)
+    scales = b.pick((), (0.5, 2.0), (0.37, 1.9)) if dtype in ("e4m3", "e5m2") else ()
     return b.kv(widths, head_dim, dtype, window, scales[: len(widths)])
 
 
-def _cells(b: Build, kv_heads: int, head_dim: int, window: int | None = None) -> CacheHandle:
-    """A cache row with the keys and values of this pass appended."""
-    width = kv_heads * head_dim
-    cells = _cache(b, (width, width), head_dim, window)
-    b.call("attn.kv_append", b.value(width), b.value(width), cells)
+def _cells(b: Build, kv_heads: int, head_dim: int, value_dim: int, window: int | None = None) -> CacheHandle:
+    """A cache row with the keys and values of this pass appended; now and then one plane for both, where they are of one width."""
+    widths = kv_heads * head_dim, kv_heads * value_dim
+    if head_dim == value_dim and b.pick(False, False, True):
+        cells = _cache(b, widths[:1], head_dim, window, ("e5m2",))
+        b.call("attn.kv_append_shared", b.value(widths[0]), cells)
+    else:
+        cells = _cache(b, widths, head_dim, window, ("e5m2",))
+        b.call("attn.kv_append", *map(b.value, widths), cells)
     return cells
 
 
@@ -67,32 +71,38 @@ def kv_append_shared(b: Build) -> None:
     b.call("attn.kv_append_shared", b.value(width), _cache(b, (width,), width), *_slots(b))
 
 
-@strategy("attn.attend", flavours=FLAVOURS)
+@strategy("attn.attend", dtypes=("bf16", "f32", "f16"), flavours=FLAVOURS)
 def attend(b: Build) -> None:
-    head_dim, (heads, kv_heads) = b.pick(*HEAD_DIMS), b.pick(*GROUPS)
-    window = b.pick(None, 3, 17)
-    cells = _cells(b, kv_heads, head_dim, window if b.pick(True, False) else None)
-    options: dict[str, object] = {"window": window, "softcap": b.pick(None, 5.0)}
-    extra = b.pick("", "sinks", "bias", "sinks of a value", "log_scaling", "not causal")
+    if b.many_cells() > 1000:
+        (head_dim, value_dim), (heads, kv_heads) = (16, 16), (1, 1)  # small, as it is long
+    else:
+        (head_dim, value_dim), (heads, kv_heads) = b.pick(*HEAD_DIMS), b.pick(*GROUPS)
+    window = b.pick(None, 3, 1, 100)
+    cells = _cells(b, kv_heads, head_dim, value_dim, window if b.pick(True, False) else None)
+    options: dict[str, object] = {"window": window, "softcap": b.pick(None, 5.0, 0.75)}
+    extra = b.pick("", "sinks", "bias", "sinks of a value", "log_scaling", "not causal", "mask", "mask alone", "bias, not causal")
     if extra == "sinks":
-        options["sinks"] = b.gain(heads)
-    elif extra == "bias":
+        options["sinks"] = b.weight(heads, dtype=b.pick(b.dtype, "f32"))
+    elif extra.startswith("bias"):
         options["bias"] = b.value(heads * 4, dtype="f32")
     elif extra == "sinks of a value":
         options["sinks"] = b.value(heads)
     elif extra == "log_scaling":
         options["log_scaling"] = [4.0, 0.1]
-    elif extra == "not causal":
+    elif extra.startswith("mask"):
+        options["mask"] = b.mask()
+    if extra.endswith(("not causal", "alone")):
         options["causal"] = False
     if not extra.startswith("sinks"):
         options["lse"] = b.pick(False, True)
-    b.call("attn.attend", b.value(heads * head_dim), cells, b.trace.handle, head_dim, kv_heads, head_dim**-0.5, **options)
+    q = b.value(heads * head_dim, scale=b.pick(1.0, 60.0))  # scores that are far apart tell whether the largest is taken off
+    b.call("attn.attend", q, cells, b.trace.handle, head_dim, kv_heads, head_dim**-0.5, **options)
 
 
 @strategy("attn.plan_prefill", "attn.prefill", flavours=FLAVOURS)
 def prefill(b: Build) -> None:
-    head_dim, (heads, kv_heads), window = b.pick(*HEAD_DIMS[:2]), b.pick(*GROUPS), b.pick(None, 3)
-    cells = _cells(b, kv_heads, head_dim, window)
+    head_dim, (heads, kv_heads), window = b.pick(64, 128), b.pick(*GROUPS), b.pick(None, 3)
+    cells = _cells(b, kv_heads, head_dim, head_dim, window)
     plan = b.call("attn.plan_prefill", b.trace.handle, heads, kv_heads, head_dim, window=window)
     b.call("attn.prefill", b.value(heads * head_dim), plan, cells, window, head_dim, kv_heads, head_dim**-0.5)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conformance.chosen import Choice
+from cupy_backend.kernels.attn import SHORTEST_PIECE
 from poem import axes
 from poem.batch import Chunk
 from poem.dtypes import FLOATS, LEAF_BITS, Dtype
@@ -46,6 +47,7 @@ NEARLY, TRIES = 2.0**-8, 16  # of a step between codes, so far is what cancels f
 BATCHES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((1,),), ((3,),), ((7,), (1,)), ((2, 5, 1),), ((4, 1), (1, 3)), ((17,), (1,), (1,)), ((9, 0, 2), (0, 4, 1)), ((33, 6),),
 )  # fmt: skip
+LONG_BATCHES = (((200, 3), (1, 2)), ((1, 150), (2, 1), (1, 0)), ((330,), (1,)), ((2060,), (1,)))
 PAGE_SIZES = (16, 1, 5)
 # How tokens are chosen.
 TEMPERATURES, TOP_K, TOP_P, MIN_P = (1.0, 0.0, 0.3, 2.5), (0, 1, 2, 5, 40, 10**6), (1.0, 0.9, 0.5, 0.1), (0.0, 0.05, 0.5, 1.0)
@@ -56,7 +58,8 @@ class Build:
 
     dtype: of float values, and of weights where nothing else is asked for. weights: dtype word of the big weights. flavour: of the
     numbers. batch: new rows of each sequence, pass by pass. Options of the backend are picked with the sizes: page_size, fuse,
-    batch_invariant, padded; warpgroups where `many_rows` are; arch, where the kernels of one are others.
+    batch_invariant, padded; warpgroups where `many_rows` are; shortest_piece where `many_cells` are; arch, where the kernels of one are
+    others.
     """
 
     def __init__(self, pick: Pick, seed: int, dtype: str, weights: str, flavour: str) -> None:
@@ -78,6 +81,8 @@ class Build:
         self.padded = self.pick(False, True)
         self.warpgroups = False
         self.arch: str | None = None
+        self.shortest_piece = SHORTEST_PIECE
+        self._masked = False
 
     def pick(self, *options: T) -> T:
         """One of the options, of which the first is the simplest."""
@@ -91,6 +96,16 @@ class Build:
             self.inputs = [{}]
             self.warpgroups = self.pick(False, True)
         return rows > 0
+
+    def many_cells(self) -> int:
+        """Now and then, before any operand is made: sequences of several tiles of cells, and of several pieces of few tiles. Returns the
+        cells of the longest one, or 0."""
+        batch = self.pick(None, None, *LONG_BATCHES)
+        if batch is None:
+            return 0
+        self.batch, self.inputs = batch, [{} for _ in batch]
+        self.shortest_piece = self.pick(SHORTEST_PIECE, 64)
+        return max(map(sum, zip(*batch, strict=True)))
 
     # -- operands --------------------------------------------------------------------------------
     def value(self, width: int, axis: str | int = "tokens", dtype: str | None = None, scale: float = 1.0) -> Value:
@@ -123,6 +138,11 @@ class Build:
     def positions(self) -> Value:
         """The positions of the rows, which the batch holds."""
         return self.trace.input("positions", ValueType("tokens", 1, "i32"))
+
+    def mask(self) -> Value:
+        """Which cells rows may attend: at random, in every second sequence."""
+        self._masked = True
+        return self.trace.input("mask", None, kind="mask")
 
     def weight(self, *shape: int, dtype: str | None = None, name: str = "") -> Weight:
         """A weight of the flavour, in `weights` where nothing else is asked for. Quantised ones of integers have gains of one."""
@@ -170,15 +190,11 @@ class Build:
         """Tokens are chosen from logits, which no op reads: for each row by a rule and a draw of its own."""
         self.trace.output("logits", logits, ())
         self._read.add(logits.id)
-        self.choices = [[Choice(self._rule(), self._draw()) for _ in range(sum(counts))] for counts in self.batch]
+        self.choices = [[Choice(self._rule(), self.random.random()) for _ in range(sum(counts))] for counts in self.batch]
 
     def _rule(self) -> Sampling:
         temperature, top_k, top_p, min_p = (options[self.random.integers(len(options))] for options in (TEMPERATURES, TOP_K, TOP_P, MIN_P))
         return Sampling(temperature, int(top_k), top_p, min_p)
-
-    def _draw(self) -> float:
-        """Now and then the least one."""
-        return self.random.random() if self.random.random() < 0.8 else 0.0
 
     # -- the outcome -----------------------------------------------------------------------------
     def graph(self) -> Graph:
@@ -189,9 +205,15 @@ class Build:
 
     def chunks(self) -> list[tuple[Chunk, ...]]:
         """The batch of each pass."""
-        return [
-            tuple(Chunk(sequence, [0] * rows, readouts="all") for sequence, rows in enumerate(counts)) for counts in self.batch
-        ]  # fmt: skip
+        lengths, found = dict[int, int](), []
+        for counts in self.batch:
+            chunks = []
+            for sequence, rows in enumerate(counts):
+                lengths[sequence] = lengths.get(sequence, 0) + rows
+                mask = self.random.random((rows, lengths[sequence])) < 0.5 if self._masked and sequence % 2 == 0 else None
+                chunks.append(Chunk(sequence, [0] * rows, readouts="all", mask=mask))
+            found.append(tuple(chunks))
+        return found
 
     # -- numbers ---------------------------------------------------------------------------------
     def numbers(self, *shape: int) -> np.ndarray:

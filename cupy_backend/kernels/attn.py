@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupy_backend.kernels.arrays import NULL, Columns, columns_of, optional, reading, same_dtype, type_of, updating, writing
-from cupy_backend.kernels.paged import Scales, bytes_of, cell_of, refusal, row_arguments, scale_arguments
+from cupy_backend.kernels.arrays import NULL, optional, reading, same_dtype, type_of, updating, writing
+from cupy_backend.kernels.paged import Scales, bytes_of, cell_of, refusal, scale_arguments
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "attn.cu"
@@ -27,7 +27,7 @@ MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "s
 WAVES = 4  # blocks for each multiprocessor that pieces are to give
 MAXIMUM_PIECES = 64
 INVARIANT_PIECES = 16
-SHORTEST_PIECE = 256  # cells
+SHORTEST_PIECE = 256  # cells, where a plan says nothing else
 PADDING = 8  # floats behind each row of results in shared memory
 
 
@@ -129,9 +129,9 @@ PLAIN = Scores()
 
 
 def attention(
-    q: Array | Columns, k_cache: Array, v_cache: Array, out: Array, *, tiles: Array, lanes: Lanes, head_dim: int, kv_heads: int,
-    sm_scale: float, decode: bool, pieces: int = 1, window: int | None = None, causal: bool = True, scores: Scores = PLAIN,
-    sinks: Array | None = None, lse: Array | None = None, scales: Scales = None, rounded_weights: bool = False,
+    q: Array, k_cache: Array, v_cache: Array, out: Array, *, tiles: Array, lanes: Lanes, head_dim: int, kv_heads: int,
+    sm_scale: float, decode: bool, pieces: int = 1, shortest: int = SHORTEST_PIECE, window: int | None = None, causal: bool = True,
+    scores: Scores = PLAIN, sinks: Array | None = None, lse: Array | None = None, scales: Scales = None, rounded_weights: bool = False,
     scratch: Array | None = None, counters: Array | None = None, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """Attention of the rows that `tiles` lists (`row_tiles`, with `shape_of` for the same `decode`) over their lanes' cells.
@@ -139,39 +139,38 @@ def attention(
     q `[N, heads * head_dim]`; out `[N, heads * value_dim]` of q's dtype, with the direction it is given: `write` if the tiles are all its
     rows. Cells are of q's dtype, e4m3 or e5m2; scales f32 `[1]` of K and of V multiply what they hold. sinks `[heads]` or `[N, heads]`,
     f32 or of q's dtype; lse f32 `[N, heads]`, in base 2. pieces: see `pieces_of`; several need `attention_scratch` bytes, and counters
-    u32 for each tile and key head, which are 0 before and after.
+    u32 for each tile and key head, which are 0 before and after. shortest: cells of a piece, at least.
     """
-    q = columns_of(q)
-    value_dim, group, heads = v_cache.shape[2] // kv_heads, q.width // head_dim // kv_heads, q.width // head_dim
+    rows, heads = q.shape[0], q.shape[1] // head_dim
+    value_dim, group = v_cache.shape[2] // kv_heads, heads // kv_heads
     shape = shape_of(head_dim, value_dim, k_cache.dtype, decode=decode)
-    if q.array.dtype == "f32" or (bytes_of(k_cache.dtype) > 1 and k_cache.dtype != q.array.dtype):
-        raise refusal("queries of bf16 or f16 over cells of the same dtype, e4m3 or e5m2", f"{q.array.dtype} over {k_cache.dtype}")
-    same_dtype(q.array, out)
+    if q.dtype == "f32" or (bytes_of(k_cache.dtype) > 1 and k_cache.dtype != q.dtype):
+        raise refusal("queries of bf16 or f16 over cells of the same dtype, e4m3 or e5m2", f"{q.dtype} over {k_cache.dtype}")
+    same_dtype(q, out)
     same_dtype(k_cache, v_cache)
-    if sinks is not None and sinks.dtype not in ("f32", q.array.dtype):
-        raise refusal(f"sinks of f32 or {q.array.dtype}", sinks.dtype)
-    rows = q.array.shape[0]
+    if sinks is not None and sinks.dtype not in ("f32", q.dtype):
+        raise refusal(f"sinks of f32 or {q.dtype}", sinks.dtype)
     partial, sums, counted = _pieces(scratch, counters, (pieces, rows, heads, value_dim), tiles.shape[0] * kv_heads)
     mask, mask_indptr = scores.mask or (None, None)
-    log_floor, log_slope = scores.log_scaling or (0.0, 0.0)
+    log_floor, log_slope = scores.log_scaling or (float("inf"), 0.0)
     numbers = {
-        "window": window or 0, "causal": int(causal), "total_rows": rows, "shortest": max(1, SHORTEST_PIECE // shape.cells),
-        "sink_stride": heads if sinks is not None and len(sinks.shape) == 2 else 0,
+        "window": window or 2**31 - 1, "causal": int(causal), "total_rows": rows, "shortest": max(1, shortest // shape.cells),
+        "own_sinks": int(sinks is not None and len(sinks.shape) == 2),
         "wide_sinks": int(sinks is not None and sinks.dtype == "f32"),
         "extent": 0 if scores.bias is None else scores.bias.shape[1] // heads,
     }  # fmt: skip
     arguments: dict[str, Argument] = {
-        "q": reading(q.array), "k_cache": reading(k_cache), "v_cache": reading(v_cache), "tiles": reading(tiles),
+        "q": reading(q), "k_cache": reading(k_cache), "v_cache": reading(v_cache), "tiles": reading(tiles),
         "qo_indptr": reading(lanes.qo_indptr), "kv_len": reading(lanes.kv_len), "page_indptr": reading(lanes.page_indptr),
         "page_indices": reading(lanes.page_indices), **scale_arguments(scales), "sinks": optional(sinks), "mask": optional(mask),
         "mask_indptr": optional(mask_indptr), "bias": optional(scores.bias), "out": out, "lse": NULL if lse is None else _like(lse, out),
-        "partial": partial, "sums": sums, "counters": counted, **row_arguments(q=q), "group": Scalar(group, "i32"),
+        "partial": partial, "sums": sums, "counters": counted, "group": Scalar(group, "i32"),
         "kv_heads": Scalar(kv_heads, "i32"), **_page_division(k_cache.shape[1]),
         **{name: Scalar(number, "i32") for name, number in numbers.items()}, "scale": Scalar(sm_scale, "f32"),
         "cap": Scalar(scores.softcap or 0.0, "f32"), "log_floor": Scalar(log_floor, "f32"), "log_slope": Scalar(log_slope, "f32"),
     }  # fmt: skip
     form = f"{head_dim}, {value_dim}, {shape.warps_m}, {shape.warps_n}, {shape.cells}, {shape.stages}, {1 if rounded_weights else 2}"
-    kernel = f"attention<{type_of(q.array)}, {cell_of(k_cache)}, {form}, {'true' if scores == PLAIN else 'false'}>"
+    kernel = f"attention<{type_of(q)}, {cell_of(k_cache)}, {form}, {'true' if scores == PLAIN else 'false'}>"
     shared = shape.shared(head_dim, value_dim, bytes_of(k_cache.dtype), pieces)
     return [Launch(SOURCE, kernel, (tiles.shape[0], kv_heads, pieces), (shape.threads, 1, 1), arguments, shared=shared, nodes=nodes)]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cupy_backend.kernels.arrays import Columns as Columns
-from cupy_backend.kernels.attn import Shape
+from cupy_backend.kernels.attn import SHORTEST_PIECE, Shape
 from cupy_backend.launch import Array, Launch
 
 ARCHS = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
@@ -28,13 +28,14 @@ class Options:
     arch: what kernels are compiled for. batch_invariant: take only kernels, tiles and splits whose order of summation for a row
     follows from K, N and the row's own kv length. fuse: let patterns put several nodes into one launch. warpgroups: let products of many
     rows use TMA and wgmma where the arch has them and batch_invariant does not forbid it; off until a device's self-test has shown
-    that the emulator is right about them.
+    that the emulator is right about them. shortest_piece: cells at least of the pieces that attention over a long sequence is cut into.
     """
 
     arch: str = "sm_90a"
     batch_invariant: bool = False
     fuse: bool = True
     warpgroups: bool = False
+    shortest_piece: int = SHORTEST_PIECE
 
 
 @dataclass(frozen=True, slots=True)

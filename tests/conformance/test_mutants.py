@@ -60,8 +60,9 @@ OPERATOR_CASES = {
         ["x = lane % 4 + lane % 4;", "x = lane / 4 + lane / 4;", "y = b / c | m;"],
     ),
     "swapped operands": (
-        "void f(int a, int b, const int* p) {\n  x = a - b - 1;\n  g(a, b, p);\n  y = min(a, b) + fmaf(a, b, 1);\n}",
-        ["x = (b) - (a) - 1;", "x = (1) - (a - b);", "g(b, a, p);", "y = min(a, b) + fmaf(a, 1, b);"],
+        "void f(int a, int b, const int* p, Pack<int, 4> v) {\n  x = a - b - 1;\n  g(a, b, p);\n  y = min(a, b) + fmaf(a, b, 1);\n"
+        "  h(v, a, p);\n  z = Row<4>(p).at(a, b);\n}",
+        ["x = (b) - (a) - 1;", "x = (1) - (a - b);", "g(b, a, p);", "y = min(a, b) + fmaf(a, 1, b);", "z = Row<4>(p).at(b, a);"],
     ),
     "wrong index": (
         "void f(int i) {\n  float v[4];\n  x = v[i] + v[0] + gains[i] + pages[i];\n}",

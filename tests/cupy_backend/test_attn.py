@@ -295,13 +295,13 @@ def test_no_two_rows_of_a_matrix_share_a_bank(name):
 
 FAULTS = {
     "a row sees one cell too many": ("cell > row.high)", "cell > row.high + 1)"),
-    "a window that is one cell too wide": ("row.position - window + 1;", "row.position - window;"),
+    "a window that is one cell too wide": ("{position - window + 1,", "{position - window,"),
     "sums keep their old scale": ("      sum[i] *= shift;", "      ;"),
     "values keep their old scale": ("        o[n][i * 2] *= shift;", "        ;"),
     "the largest score of four lanes only": ("most[i] = fmaxf(most[i], __shfl_xor_sync(WARP, most[i], 2));", ";"),
     "a copy that is not waited for": ("    cp_async_wait<STAGES - 2>();", "    cp_async_wait<STAGES - 1>();"),
     "a tile that is read before all threads have it": ("<STAGES - 2>();\n    __syncthreads();", "<STAGES - 2>();\n"),
-    "pages in the order of their numbers": ("page = b.pages[number];", "page = number;"),
+    "pages in the order of their numbers": ("(b.pages[number] - number)", "0"),
     "weights of one part": ("x -= rounded.x;", "x = 0.0f;"),
 }
 FAULTS_OF_PIECES = {

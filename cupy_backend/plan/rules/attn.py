@@ -105,12 +105,12 @@ def _attend(lowering: Lowering, group: Group) -> Lowered:
     if node.operands.get("selection") is not None:
         raise unsupported("no kernel has this option yet", expected="attend without selection", found="selection")
     cache, (k_cells, v_cells), scales = _planes(lowering, node)
-    q, window = lowering.columns(operand(node, "q").id), attributes["window"]
+    q, window = lowering.value(node, "q"), attributes["window"]
     head_dim, kv_heads = attributes["head_dim"], attributes["kv_heads"]
     out = lowering.new(node.results[0])
     lse = lowering.new(node.results[1]) if attributes.get("lse") else None
     bucket, options, space = lowering.bucket, lowering.options, cache.space
-    heads, value_dim = q.width // head_dim, v_cells.shape[2] // kv_heads
+    heads, value_dim = q.shape[1] // head_dim, v_cells.shape[2] // kv_heads
     queries = heads // kv_heads
     names = ("qo_indptr", "kv_len", f"kv_indptr.{space}", f"kv_indices.{space}")
     lanes = attn.Lanes(*(lowering.inputs[name] for name in names))
@@ -126,15 +126,15 @@ def _attend(lowering: Lowering, group: Group) -> Lowered:
         work = lowering.work_list(queries, shape, 1 if decode else few + 1, few if decode else None, tiles)
         pieces = attn.pieces_of(tiles, kv_heads, decode=decode, arch=options.arch, batch_invariant=options.batch_invariant)
         if not options.batch_invariant:
-            pieces = min(pieces, -(-bucket.cells // attn.SHORTEST_PIECE))
+            pieces = min(pieces, -(-bucket.cells // options.shortest_piece))
         size = attn.attention_scratch(out.shape[0], heads, value_dim, pieces)
         counters = _counters(lowering, tiles * kv_heads) if size else None
         if counters is not None:
             touched[counters.buffer] = (0, 0)
         launches += attn.attention(
             q, k_cells, v_cells, out if alone else updating(out), tiles=work, lanes=lanes, head_dim=head_dim, kv_heads=kv_heads,
-            sm_scale=attributes["sm_scale"], decode=decode, pieces=pieces, window=window, causal=attributes.get("causal", True),
-            scores=_scores(lowering, node), sinks=_sinks(lowering, node), lse=lse, scales=scales,
+            sm_scale=attributes["sm_scale"], decode=decode, pieces=pieces, shortest=options.shortest_piece, window=window,
+            causal=attributes.get("causal", True), scores=_scores(lowering, node), sinks=_sinks(lowering, node), lse=lse, scales=scales,
             scratch=lowering.scratch(size) if size else None, counters=counters, nodes=group.nodes,
         )  # fmt: skip
     cells = bucket.cells if window is None else min(bucket.cells, window + bucket.longest - 1)
