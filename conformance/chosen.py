@@ -13,12 +13,13 @@ from interp import Session as Interpreter
 from poem.dtypes.tensor import Tensor
 from poem.errors import PoemError
 from poem.graph import Graph
-from poem.sampling import Sampling, choose, log_probability
+from poem.sampling import Sampling, check_logits, choose, log_probability
 
 if TYPE_CHECKING:
     from cupy_backend.session import Session
 
 LOG_PROBABILITY_ERROR = 2.0**-20  # what sampling.cu states
+LEAST_WEIGHT = 2.0**-46  # of the largest; a token below it is never drawn, as sampling.cu states
 NO_DISTRIBUTION = "generate.not-finite"
 
 
@@ -64,8 +65,12 @@ def run_chosen(
 def _chosen(logits: np.ndarray, choice: Choice) -> tuple[int, float] | None:
     """A token with its log-probability; None if the logits are no distribution."""
     given: Any = SimpleNamespace(random=lambda: choice.draw)
+    heat, wide = choice.rule.temperature, logits.astype(np.float64)
+    with np.errstate(all="ignore"):
+        drawn = np.exp((wide - wide.max()) / heat) >= LEAST_WEIGHT if heat else np.ones(len(wide), bool)
     try:
-        token = choose(logits, choice.rule, given)
+        check_logits(logits)
+        token = choose(np.where(drawn, wide, -np.inf), choice.rule, given)
     except PoemError as error:
         if error.code != NO_DISTRIBUTION:
             raise

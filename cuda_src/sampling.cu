@@ -81,7 +81,8 @@ struct Cut {
   POEM_DEVICE bool keeps(uint32_t other, int id) const { return other > key || (other == key && id <= last); }
 };
 
-// The first id at which the measures of ids 0, 1, ... add up to `need`; `width` if they never do. The same in every thread.
+// The first id at which the measures of ids 0, 1, ... add up to `need`; `width` if they never do. The same in every thread. Between two
+// calls there is a barrier.
 template <int THREADS, class Measure> POEM_DEVICE int locate(int width, uint64_t need, Measure measure) {
   constexpr int WARPS = THREADS / 32;
   POEM_SHARED(uint64_t, sums, [WARPS]);
@@ -91,7 +92,6 @@ template <int THREADS, class Measure> POEM_DEVICE int locate(int width, uint64_t
   uint64_t sum = 0;
   for (int id = first + lane; id < stop; id += 32) sum += measure(id);
   sum = warp_sum(sum);
-  __syncthreads();  // an earlier call may still be read
   if (lane == 0) sums[warp] = sum;
   if (threadIdx.x == 0) *found = width;
   __syncthreads();
@@ -115,11 +115,12 @@ template <int THREADS, class Measure> POEM_DEVICE int locate(int width, uint64_t
 // The fewest tokens, likeliest first and lower ids first among equals, whose measures add up to `need`; all if they never do.
 // Eight bits of the key at a time: a histogram of the measures tells in which of 256 parts the last one lies.
 template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* row, int width, uint64_t need, Measure measure) {
+  static_assert(THREADS >= 256, "each part of the histogram has a thread");
   POEM_SHARED(uint64_t, histogram, [256]);
   POEM_SHARED(uint64_t, rest, [2]);
   uint32_t key = 0, known = 0;
   for (int shift = 24; shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < 256; i += THREADS) histogram[i] = 0;
+    if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
     __syncthreads();
     for (int id = threadIdx.x; id < width; id += THREADS) {
       const uint32_t other = key_of(to_float(row[id]));
@@ -135,7 +136,7 @@ template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* r
       if (until - own < need && (need <= until || lane == 31)) {
         uint64_t left = need - (until - own);
         int part = top;
-        for (; part > top - 7 && histogram[part] < left; --part) left -= histogram[part];
+        for (; part > 0 && histogram[part] < left; --part) left -= histogram[part];
         rest[0] = left;
         rest[1] = part;
       }
@@ -145,7 +146,6 @@ template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* r
     const uint32_t part = (uint32_t)rest[1];
     key |= part << shift;
     known |= 255u << shift;
-    __syncthreads();
   }
   const int last = locate<THREADS>(width, need, [&](int id) { return key_of(to_float(row[id])) == key ? measure(id) : (uint64_t)0; });
   return {key, last};
@@ -153,8 +153,8 @@ template <int THREADS, class T, class Measure> POEM_DEVICE Cut fewest(const T* r
 
 // ids[row] is a token of logits [rows, width], one block for each row: temperature, then top-k, then top-p, then min-p, then the first id
 // whose cumulated probability exceeds `uniform`, in 0..1. Temperature 0 takes the likeliest; top_k 0, top_p 1 and min_p 0 keep all. A row
-// that holds NaN or +inf, or nothing but -inf, is no distribution: its id is -1. log_probabilities, if not null, are natural logarithms of
-// the tokens' probabilities under the logits themselves, at most 2^-20 off.
+// that holds NaN or +inf, or nothing but -inf, is no distribution: its id is -1. log_probabilities are natural logarithms of the tokens'
+// probabilities under the logits themselves, at most 2^-20 off.
 template <class T, int THREADS> __global__ void __launch_bounds__(THREADS)
     sample(const T* __restrict__ logits, const double* __restrict__ temperature, const int* __restrict__ top_k,
            const double* __restrict__ top_p, const double* __restrict__ min_p, const double* __restrict__ uniform, int* __restrict__ ids,
@@ -169,7 +169,13 @@ template <class T, int THREADS> __global__ void __launch_bounds__(THREADS)
     wrong |= is_nan(x) || key_of(x) == KEY_OF_INFINITY;
   }
   best = block_largest<THREADS>(best);
-  wrong = __syncthreads_or(wrong) || (uint32_t)(best >> 32) == KEY_OF_MINUS_INFINITY;
+  if (__syncthreads_or(wrong) || (uint32_t)(best >> 32) == KEY_OF_MINUS_INFINITY) {
+    if (threadIdx.x == 0) {
+      ids[blockIdx.x] = -1;
+      log_probabilities[blockIdx.x] = 0.0;
+    }
+    return;
+  }
   POEM_SHARED(uint64_t, total, [1]);
   auto total_mass = [&](auto measure) {
     uint64_t sum = 0;
@@ -182,19 +188,17 @@ template <class T, int THREADS> __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     return *total;
   };
-  const float peak = wrong ? 0.0f : to_float(row[index_of(best)]);
-  uint64_t plain = 0;  // the mass of all tokens at temperature 1, where it is asked for
-  if (log_probabilities && !wrong)
-    plain = total_mass([&](int id) { return (uint64_t)((double)expf(to_float(row[id]) - peak) * STEPS + 0.5); });
+  auto steps = [](double weight) { return (uint64_t)(weight * STEPS + 0.5); };
+  const float peak = to_float(row[index_of(best)]);
+  const uint64_t plain = total_mass([&](int id) { return steps(expf(to_float(row[id]) - peak)); });  // at temperature 1
   auto choose = [&](int id) {
     if (threadIdx.x != 0) return;
     ids[blockIdx.x] = id;
-    if (log_probabilities)
-      log_probabilities[blockIdx.x] = id < 0 ? 0.0 : (double)to_float(row[id]) - (double)peak - log((double)plain / STEPS);
+    log_probabilities[blockIdx.x] = (double)to_float(row[id]) - (double)peak - log((double)plain / STEPS);
   };
   const double heat = temperature[blockIdx.x];
-  if (wrong || heat == 0.0) {
-    choose(wrong ? -1 : index_of(best));
+  if (heat == 0.0) {
+    choose(index_of(best));
     return;
   }
   const double largest = (double)peak, least = min_p[blockIdx.x];
@@ -204,12 +208,12 @@ template <class T, int THREADS> __global__ void __launch_bounds__(THREADS)
     const uint32_t key = key_of(to_float(row[id]));
     if (!by_count.keeps(key, id) || !by_mass.keeps(key, id)) return (uint64_t)0;
     const double w = weight(id);
-    return w >= least ? (uint64_t)(w * STEPS + 0.5) : (uint64_t)0;
+    return w >= least ? steps(w) : (uint64_t)0;
   };
   if (top_k[blockIdx.x] > 0) by_count = fewest<THREADS>(row, width, (uint64_t)top_k[blockIdx.x], [](int) { return (uint64_t)1; });
   if (top_p[blockIdx.x] < 1.0) {
     auto mass_of_all = [&](int id) {
-      return by_count.keeps(key_of(to_float(row[id])), id) ? (uint64_t)(weight(id) * STEPS + 0.5) : (uint64_t)0;
+      return by_count.keeps(key_of(to_float(row[id])), id) ? steps(weight(id)) : (uint64_t)0;
     };
     by_mass = fewest<THREADS>(row, width, (uint64_t)ceil(top_p[blockIdx.x] * (double)total_mass(mass_of_all)), mass_of_all);
   }

@@ -190,11 +190,15 @@ class Build:
         """Tokens are chosen from logits, which no op reads: for each row by a rule and a draw of its own."""
         self.trace.output("logits", logits, ())
         self._read.add(logits.id)
-        self.choices = [[Choice(self._rule(), self.random.random()) for _ in range(sum(counts))] for counts in self.batch]
+        self.choices = [[Choice(self._rule(), self._draw()) for _ in range(sum(counts))] for counts in self.batch]
 
     def _rule(self) -> Sampling:
         temperature, top_k, top_p, min_p = (options[self.random.integers(len(options))] for options in (TEMPERATURES, TOP_K, TOP_P, MIN_P))
         return Sampling(temperature, int(top_k), top_p, min_p)
+
+    def _draw(self) -> float:
+        """Now and then the least one."""
+        return self.random.random() if self.random.random() < 0.8 else 0.0
 
     # -- the outcome -----------------------------------------------------------------------------
     def graph(self) -> Graph:

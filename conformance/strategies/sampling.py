@@ -34,7 +34,12 @@ def choose(b: Build) -> None:
 
 def _logits(b: Build, width: int) -> np.ndarray:
     """Of special rows many have tokens that must not be chosen, and a few are no distribution."""
-    found = 2.0 * b.numbers(POSITIONS, width)
+    found, kind = 2.0 * b.numbers(POSITIONS, width), b.pick("plain", "ties", "steep")
+    if kind == "ties":
+        found = np.stack([b.random.choice(row[: b.random.integers(1, 6)], width) for row in found])
+    if kind == "steep":  # against the largest, weights of less than a step, and of less than half of one, which count for nothing
+        found = b.random.choice((-31.5, -31.9), (POSITIONS, width))
+        found[np.arange(POSITIONS), b.random.integers(0, width, POSITIONS)] = 0.0
     if b.flavour == "special":
         for row in found:
             places, value = ((0, 0.0), (width // 2, -np.inf), (width, -np.inf), (1, np.nan), (1, np.inf))[b.random.choice(5, p=KINDS)]

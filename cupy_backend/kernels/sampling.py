@@ -41,7 +41,7 @@ def argmax(x: Array, ids: Array, *, column: int = 0, scratch: Array, nodes: tupl
 
 def sample(
     logits: Array, ids: Array, *, temperature: Array, top_k: Array, top_p: Array, min_p: Array, uniform: Array,
-    log_probabilities: Array | None = None, nodes: tuple[int, ...] = (),
+    log_probabilities: Array, nodes: tuple[int, ...] = (),
 ) -> list[Launch]:  # fmt: skip
     """One token id for each row of logits `[N, vocabulary]`, chosen as `poem.sampling` does from the row's own numbers, all `[N]`.
 
@@ -55,7 +55,7 @@ def sample(
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "uniform": uniform}
     arguments: dict[str, Argument] = {
         "logits": reading(logits), **{name: reading(array) for name, array in given.items()}, "ids": writing(ids),
-        "log_probabilities": Scalar(0, "u64") if log_probabilities is None else writing(log_probabilities), "width": Scalar(width, "i32"),
+        "log_probabilities": writing(log_probabilities), "width": Scalar(width, "i32"),
     }  # fmt: skip
     kernel = f"sample<{type_of(logits)}, {SAMPLE_THREADS}>"
     return [Launch(SOURCE, kernel, (rows, 1, 1), (SAMPLE_THREADS, 1, 1), arguments, nodes=nodes)]

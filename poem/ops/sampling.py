@@ -16,7 +16,7 @@ def argmax(x: ActivationOrActivations) -> ValueType:
     Rules:
         1. A list is not empty.
         2. All values are on one axis.
-    Edge: ties go to the lower column; NaN never wins; a row of NaN, or of -inf, gives 0
+    Edge: ties go to the lower column; NaN counts as -inf: it never wins, and a row of nothing else gives 0
     For: draft chains and greedy outputs. bf16 logits tie often: this rule makes the result definite.
     Public: `torch.argmax`, which leaves ties open and lets NaN win
     """

@@ -62,7 +62,10 @@ def sampled(x: np.ndarray, settings_of_rows: list[Sampling], draws: np.ndarray, 
     numbers = {name: memory.give(name, np.array([getattr(s, name) for s in settings_of_rows], np.int32 if name == "top_k" else np.float64))
                for name in ("temperature", "top_k", "top_p", "min_p")}  # fmt: skip
     ids = memory.give("ids", np.zeros(len(x), np.int32))
-    memory.run(sampling.sample(memory.give("logits", x), ids, **numbers, uniform=memory.give("uniform", draws)))
+    memory.run(sampling.sample(
+        memory.give("logits", x), ids, **numbers, uniform=memory.give("uniform", draws),
+        log_probabilities=memory.out("log_probabilities", len(x), dtype="f64"),
+    ))  # fmt: skip
     return memory["ids"].tolist()
 
 
@@ -140,5 +143,5 @@ def test_a_vocabulary_whose_weights_might_overflow_is_refused():
         Array("k", "read", (1,), "i32"),
     )
     with pytest.raises(KernelError) as caught:
-        sampling.sample(logits, ids, top_k=top_k, **arrays)
+        sampling.sample(logits, ids, top_k=top_k, log_probabilities=arrays["uniform"], **arrays)
     assert caught.value.code == "kernel.unsupported"
