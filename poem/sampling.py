@@ -58,7 +58,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         return chosen
     with np.errstate(under="ignore", over="ignore"):
         weights = np.exp((logits - logits.max()) / sampling.temperature)
-    order = np.argsort(-weights, kind="stable")
+    order = np.argsort(-logits, kind="stable")  # rounded, weights of different logits may be equal
     kept = order[: sampling.top_k or None]
     if sampling.top_p < 1:
         mass = np.cumsum(weights[kept])

@@ -110,7 +110,7 @@ def test_rows_of_padding_go_nowhere_though_they_name_slots() -> None:
 
 @pytest.mark.parametrize(("case", "line", "unrounded"), [
     ("add_rmsnorm:bf16:-:normal:0:3.0.0.0.0.2.0.0", "v[j] = to_float(from_float<T>(r[j] + v[j]));", "v[j] = r[j] + v[j];"),
-    ("rmsnorm_codes:bf16:e4m3tile128a8:uneven:0:3.0.0.0.0.2.0.0", "v[j] = to_float(from_float<T>(v[j]));", ";"),
+    ("rmsnorm_codes:bf16:e4m3tile128a8:uneven:4:3.0.0.0.0.2.0.0", "v[j] = to_float(from_float<T>(v[j]));", ";"),
 ])  # fmt: skip
 def test_a_launch_that_does_not_round_where_its_nodes_do_is_found(case: str, line: str, unrounded: str, tmp_path: Path) -> None:
     """The first node's result stays inside the launch."""

@@ -76,6 +76,13 @@ def test_temperature_comes_before_the_cuts() -> None:
     assert np.count_nonzero(probabilities(logits, Sampling(2.0, top_p=0.75))) == 2
 
 
+def test_the_likeliest_are_those_with_the_largest_logits_however_little_they_differ() -> None:
+    """Their weights are all 1 in float64."""
+    logits = np.array([2e-19, -2e-19, 1e-18, 3e-18])
+    assert probabilities(logits, Sampling(temperature=0.3, top_k=2)).tolist() == [0.0, 0.0, 0.5, 0.5]
+    assert probabilities(logits, Sampling(temperature=0.3, top_p=0.25)).tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
 def test_temperature_zero_takes_the_largest_and_the_lowest_of_equals() -> None:
     logits = np.array([1.0, 3.0, 3.0, -np.inf], np.float32)
     assert choose(logits, Sampling(), Uniform(math.nan)) == 1
