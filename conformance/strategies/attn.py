@@ -77,7 +77,7 @@ def attend(b: Build) -> None:
         (head_dim, value_dim), (heads, kv_heads) = (16, 16), (1, 1)  # small, as it is long
     else:
         (head_dim, value_dim), (heads, kv_heads) = b.pick(*HEAD_DIMS), b.pick(*GROUPS)
-    window = b.pick(None, 3, 1, 100)
+    window = b.pick(None, 3, 1, 90)
     cells = _cells(b, kv_heads, head_dim, value_dim, window if b.pick(True, False) else None)
     options: dict[str, object] = {"window": window, "softcap": b.pick(None, 5.0, 0.75)}
     extra = b.pick("", "sinks", "bias", "sinks of a value", "log_scaling", "not causal", "mask", "mask alone", "bias, not causal")
