@@ -19,10 +19,12 @@ Mode = Literal["fast", "checked"]
 OLDEST = 12
 # -ffp-contract=off: the same bits on every CPU. -fno-strict-aliasing: kernels load numbers through pointers to vectors, as CUDA allows.
 # -fno-gnu-unique: a kernel's statics are its own. _FORTIFY_SOURCE mistrusts a stack that is not the thread's. -gdwarf-4: of text that is
-# piped in, addr2line names the included files.
+# piped in, addr2line names the included files. -fno-var-tracking...: lines are asked for, but never where a variable is, and to find
+# that out takes half of the time of a large kernel.
 COMMON = (
-    "-std=c++20", "-fPIC", "-g1", "-gdwarf-4", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-threadsafe-statics", "-fno-gnu-unique",
-    "-U_FORTIFY_SOURCE", "-DPOEM_EMULATED=1", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-psabi",
+    "-std=c++20", "-fPIC", "-g1", "-gdwarf-4", "-fno-var-tracking", "-fno-var-tracking-assignments", "-ffp-contract=off",
+    "-fno-strict-aliasing", "-fno-threadsafe-statics", "-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-DPOEM_EMULATED=1", "-Wno-unknown-pragmas",
+    "-Wno-attributes", "-Wno-psabi",
 )  # fmt: skip
 # Checked: g++ inserts a call for every access, misaligned pointer, and index or pointer outside an array. The emulator answers it; the
 # sanitizers' libraries are not linked. Variables that nobody set hold nonsense.
