@@ -273,14 +273,10 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
       uint32_t p[PARTS][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float x = s[n + i / 2][i % 2 * 2] * RAISED, y = s[n + i / 2][i % 2 * 2 + 1] * RAISED;
+        uint32_t parts[PARTS];
+        split<T>(parts, s[n + i / 2][i % 2 * 2] * RAISED, s[n + i / 2][i % 2 * 2 + 1] * RAISED);
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-          p[part][i] = pack<T>(x, y);
-          const float2 rounded = unpack<T>(p[part][i]);
-          x -= rounded.x;
-          y -= rounded.y;
-        }
+        for (int part = 0; part < PARTS; ++part) p[part][i] = parts[part];
       }
 #pragma unroll
       for (int d = 0; d < ON; d += NARROW ? 4 : 2) {
@@ -319,19 +315,19 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
   float* const values = reinterpret_cast<float*>(memory);  // [WARPS_N, TILE, PITCH]
   float2* const states = reinterpret_cast<float2*>(values + WARPS_N * TILE * PITCH);  // [WARPS_N, TILE]
   bool spoilt = false;
+#pragma unroll
+  for (int n = 0; n < ON; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      o[n][e] /= RAISED;
+      spoilt |= is_nan(o[n][e]);
+    }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = wn * TILE + wm * 16 + g + 8 * i;
     float* const to = values + row * PITCH;
     if (quad == 0) states[row] = make_float2(largest[i], sum[i]);
-#pragma unroll
-    for (int n = 0; n < ON; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        o[n][i * 2 + e] /= RAISED;
-        spoilt |= o[n][i * 2 + e] != o[n][i * 2 + e];
-      }
 #pragma unroll
     for (int n = 0; n < ON; n += NARROW ? 2 : 1) {
       if constexpr (NARROW) store<float, 4>(to + n * 8 + quad * 4, {o[n][i * 2], o[n + 1][i * 2], o[n][i * 2 + 1], o[n + 1][i * 2 + 1]});
@@ -345,9 +341,9 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
       const int packed = b.start + r / WARPS_N, of = r % WARPS_N;
       float* const to = values + (of * TILE + r / WARPS_N) * PITCH;
       const float most = states[of * TILE + r / WARPS_N].x;
-      bool is_nan = false;
-      for (int d = lane; d < DV; d += 32) is_nan |= to[d] != to[d];
-      if (!__any_sync(WARP, is_nan)) continue;
+      bool wrong = false;
+      for (int d = lane; d < DV; d += 32) wrong |= is_nan(to[d]);
+      if (!__any_sync(WARP, wrong)) continue;
       const View row = view_of(packed);
       float x[(DV + 31) / 32] = {};  // of columns lane, lane + 32, ...
       for (int c = 0; c < tile_count * OWN; ++c) {

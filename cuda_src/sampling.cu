@@ -10,11 +10,10 @@ constexpr uint32_t KEY_OF_MINUS_INFINITY = 0x007fffffu, KEY_OF_INFINITY = 0xff80
 
 // Larger for larger numbers. Zeros are equal, NaN counts as -inf. No number has the key 0.
 POEM_DEVICE uint32_t key_of(float x) {
+  if (is_nan(x)) return KEY_OF_MINUS_INFINITY;
   const uint32_t bits = float_bits(x + 0.0f);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return KEY_OF_MINUS_INFINITY;
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
-POEM_DEVICE bool is_nan(float x) { return (float_bits(x) & 0x7fffffffu) > 0x7f800000u; }
 // The candidate with the larger number is larger, or that with the lower index among equals.
 POEM_DEVICE uint64_t candidate(float x, int index) { return (uint64_t)key_of(x) << 32 | (uint32_t)~index; }
 POEM_DEVICE int index_of(uint64_t candidate) { return (int)~(uint32_t)candidate; }

@@ -1,6 +1,6 @@
 """Examples of ops.attn over paged caches, and of the pattern that turns and stores keys in one launch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -34,8 +34,21 @@ def _cells(b: Build, kv_heads: int, head_dim: int, value_dim: int, window: int |
         b.call("attn.kv_append_shared", b.value(widths[0]), cells)
     else:
         cells = _cache(b, widths, head_dim, window, ("e5m2",))
-        b.call("attn.kv_append", *map(b.value, widths), cells)
+        keys, values = _cancelling(b, *widths) if b.flavour == "cancelling" else map(b.value, widths)
+        b.call("attn.kv_append", keys, values, cells)
     return cells
+
+
+def _cancelling(b: Build, *widths: int) -> Iterator[Value]:
+    """Keys and values of neighbouring cells with almost the same weight and opposite values: what weights lose stands alone."""
+    for width, sign, apart in zip(widths, (1.0, -1.0), (0.05, 0.0), strict=True):
+
+        def make(rows: int, width: int = width, sign: float = sign, apart: float = apart) -> np.ndarray:
+            numbers = b.random.standard_normal((rows, width))
+            numbers[1::2] = sign * numbers[: rows // 2 * 2 : 2] + apart * b.random.standard_normal((rows // 2, width))
+            return numbers
+
+        yield b.floats(make, width)
 
 
 def _slots(b: Build) -> tuple[Value, ...]:
@@ -73,7 +86,8 @@ def kv_append_shared(b: Build) -> None:
 
 @strategy("attn.attend", dtypes=("bf16", "f32", "f16"), flavours=FLAVOURS)
 def attend(b: Build) -> None:
-    if b.many_cells() > 1000:
+    long = b.many_cells() > 1000
+    if long:
         (head_dim, value_dim), (heads, kv_heads) = (16, 16), (1, 1)  # small, as it is long
     else:
         (head_dim, value_dim), (heads, kv_heads) = b.pick(*HEAD_DIMS), b.pick(*GROUPS)
@@ -84,7 +98,8 @@ def attend(b: Build) -> None:
     if extra == "sinks":
         options["sinks"] = b.weight(heads, dtype=b.pick(b.dtype, "f32"))
     elif extra.startswith("bias"):
-        options["bias"] = b.value(heads * 4, dtype="f32")
+        # Large where the cells before are many: the last piece has the largest score by far.
+        options["bias"] = b.value(heads * 4, dtype="f32", scale=200.0 if long else 1.0)
     elif extra == "sinks of a value":
         options["sinks"] = b.value(heads)
     elif extra == "log_scaling":
@@ -95,7 +110,8 @@ def attend(b: Build) -> None:
         options["causal"] = False
     if not extra.startswith("sinks"):
         options["lse"] = b.pick(False, True)
-    q = b.value(heads * head_dim, scale=b.pick(1.0, 60.0))  # scores that are far apart tell whether the largest is taken off
+    # Scores that are far apart tell whether the largest is taken off; small ones are exact, so that nothing hides what weights lose.
+    q = b.value(heads * head_dim, scale=b.pick(1.0, 60.0) if b.flavour != "cancelling" else 2.0**-5)
     b.call("attn.attend", q, cells, b.trace.handle, head_dim, kv_heads, head_dim**-0.5, **options)
 
 

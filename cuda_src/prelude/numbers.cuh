@@ -46,6 +46,7 @@ POEM_DEVICE float bits_float(uint32_t u) {
   c.u = u;
   return c.f;
 }
+POEM_DEVICE bool is_nan(float x) { return (float_bits(x) & 0x7fffffffu) > 0x7f800000u; }
 
 // The magnitude of x as a code with MANTISSA bits below an exponent of bias BIAS, at most LARGEST; NOT_A_NUMBER for NaN.
 template <int MANTISSA, int BIAS, uint32_t LARGEST, uint32_t NOT_A_NUMBER> POEM_DEVICE uint32_t encode_magnitude(float x) {
@@ -126,6 +127,16 @@ template <> POEM_DEVICE uint32_t pack<bf16>(float first, float second) {
 }
 template <class T> POEM_DEVICE float2 unpack(uint32_t pair) {
   return make_float2(to_float(T{(uint16_t)(pair & 0xffff)}), to_float(T{(uint16_t)(pair >> 16)}));
+}
+// Two numbers as sums of PARTS elements each: every part is what those before it leave, rounded.
+template <class T, int PARTS> POEM_DEVICE void split(uint32_t (&parts)[PARTS], float first, float second) {
+#pragma unroll
+  for (int i = 0; i < PARTS; ++i) {
+    parts[i] = pack<T>(first, second);
+    const float2 rounded = unpack<T>(parts[i]);
+    first -= rounded.x;
+    second -= rounded.y;
+  }
 }
 
 // Before sm_89 there is no instruction for 8-bit floats, before sm_100 none for 4-bit ones: there the emulator's own code runs.

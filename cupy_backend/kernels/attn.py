@@ -20,7 +20,7 @@ from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "attn.cu"
 HEAD_DIMS = {1: (32, 64, 96, 128, 192, 256), 2: (16, 32, 64, 80, 96, 112, 128, 192, 256)}  # by bytes of a cell
-WEIGHT_ERROR = {"bf16": 2.0**-16, "f16": 2.0**-22}
+WEIGHT_ERROR = {"bf16": 2.0**-17, "f16": 2.0**-23}
 WEIGHT_FLOOR = {"bf16": 0.0, "f16": 2.0**-40}
 ROUNDED_WEIGHT_ERROR = {"bf16": 2.0**-8, "f16": 2.0**-11}
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_120a": 188}
