@@ -18,6 +18,7 @@ from conformance.mutants.generate import Mutant, Schemata, all_mutants, files_of
 from conformance.mutants.operators import OPERATORS
 from conformance.mutants.processes import cpu_limit, in_processes
 from conformance.mutants.report import MutantReport, as_text
+from conformance.mutants.switch import Switch
 from conformance.mutants.trials import ExampleTrial
 from cupy_backend import sources
 from cupy_backend.emulator import EmulatedDevice, Schedule
@@ -330,6 +331,7 @@ def test_mutants_that_no_launch_reaches_are_not_tried(small_sources: Path) -> No
 
 
 def test_sources_with_all_mutants_off_give_the_same_bits_as_without(small_sources: Path, tmp_path: Path) -> None:
+    Switch()  # which the mutated kernels ask
     generate.write(small_sources, tmp_path / "mutated", all_mutants(small_sources))
     x = np.random.default_rng(1).standard_normal((4, 100)).astype(np.float32)
     got, want = (means(device, x, 1e-5) for device in (EmulatedDevice(folder=tmp_path / "mutated"), EmulatedDevice()))

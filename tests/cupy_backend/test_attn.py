@@ -302,7 +302,7 @@ FAULTS = {
     "a copy that is not waited for": ("    cp_async_wait<STAGES - 2>();", "    cp_async_wait<STAGES - 1>();"),
     "a tile that is read before all threads have it": ("<STAGES - 2>();\n    __syncthreads();", "<STAGES - 2>();\n"),
     "pages in the order of their numbers": ("(b.pages[number] - number)", "0"),
-    "weights of one part": ("x -= rounded.x;", "x = 0.0f;"),
+    "weights of one part": ("p[part][i] = parts[part];", "p[part][i] = part == 0 ? parts[part] : 0u;"),
 }
 FAULTS_OF_PIECES = {
     "an arrival without an order": ("atomic_add_acq_rel(counter, 1u)", "atomicAdd(counter, 1u)"),
