@@ -42,6 +42,12 @@ template <class = void> __global__ void encode_activations(const float* x, float
   codes[ME] = activation_codes(v, scales[ME]);
 }
 template <class T> __global__ void decode_halves(const uint32_t* pairs, float2* values) { values[ME] = unpack<T>(pairs[ME]); }
+template <class T> __global__ void split_numbers(const float2* x, uint32_t* parts) {
+  uint32_t own[2];
+  split<T>(own, x[ME].x, x[ME].y);
+  for (int part = 0; part < 2; ++part) parts[2 * ME + part] = own[part];
+}
+template <class = void> __global__ void find_nan(const float* x, int* nan) { nan[ME] = is_nan(x[ME]); }
 // Stored codes as pairs of bf16, by a gain and an offset for each thread; parts are what an offset is taken apart into.
 template <class F> __global__ void decode_stored(const uint32_t* codes, const typename F::Gain* gain, const typename F::Gain* offset,
                                                  uint32_t* pairs, float2* parts) {

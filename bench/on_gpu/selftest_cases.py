@@ -151,6 +151,10 @@ def conversions() -> Iterator[Case]:
     every = np.arange(1 << 16, dtype=np.uint32) | np.arange(1 << 16, dtype=np.uint32)[::-1] << 16
     for leaf in ("bf16", "f16"):
         yield case(f"unpack<{leaf}>", f"decode_halves<{leaf}>", 256, {"pairs": every, "values": Out((1 << 16, 2), "f32")}, blocks=256)
+    both = ordinary(11, 1 << 11).astype(np.float32).view(np.uint64)
+    for leaf in ("bf16", "f16"):
+        yield case(f"split<{leaf}>", f"split_numbers<{leaf}>", 256, {"x": both, "parts": Out((len(both), 2), "u32")}, blocks=4)
+    yield case("is_nan", "find_nan<>", 256, {"x": x[: 1 << 12], "nan": Out((1 << 12,), "i32")}, blocks=16)
 
 
 def stored_formats() -> Iterator[Case]:

@@ -71,12 +71,13 @@ def mla_attend(
 
 @bound("attn.sink")
 def sink(a: Arithmetic, exact: Exact, *, o: Running, lse: Running, sinks: np.ndarray, head_dim: int) -> Running:
-    """o / (1 + e^(sink - lse ln 2)), head by head; heads that saw nothing are copies."""
+    """o (1 / (1 + e^(sink - lse ln 2))), head by head; heads that saw nothing are copies. Of a quotient the factor may underflow, which a
+    large o makes more of."""
     seen = np.isfinite(lse.value)
     log = Running(a, np.where(seen, lse.value, 0.0), np.where(seen, lse.error, 0.0)) * np.log(2.0)
-    factor = (sinks.astype(np.float64) - log).exp() + 1.0
+    factor = 1.0 / ((sinks.astype(np.float64) - log).exp() + 1.0)
     by_head = o.reshape(o.shape[0], -1, head_dim)
-    divided = by_head / factor.reshape(*factor.shape, 1)
+    divided = by_head * factor.reshape(*factor.shape, 1)
     whole = seen[..., None]
     value, error = np.where(whole, divided.value, by_head.value), np.where(whole, divided.error, by_head.error)
     return Running(a, value, error).reshape(*o.shape)

@@ -38,13 +38,13 @@ def unpacked(evaluation: Evaluation, item: Any, handles: Sequence[Any]) -> Any:
     tracer = evaluation.tracer
     if tracer is not None and kind == "value":
         return tracer.value(given)
-    if tracer is not None and kind == "weight":
+    if tracer is not None and kind == "weight" and isinstance(given, int) and 0 <= given < len(tracer.weights):
         return tracer.weights[given]
     if tracer is not None and kind == "cache":
         return tracer.cache_handle(tracer.caches[given])
     if tracer is not None and kind == "inputs":
         return tracer.handle
-    return Foreign(given)
+    return Foreign(given if kind == "foreign" else kind)  # a handle where there is none of its kind
 
 
 @lru_cache(maxsize=4096)

@@ -45,6 +45,11 @@ def test_the_interpreter_lies_within_the_bounds(strategy: Strategy, data: st.Dat
     assert not outcome.fault, f"{outcome.fault}, {outcome.fraction} of the bound\n{told(made, 'interp')}"
 
 
+def test_a_factor_that_underflows_is_within_the_bound_of_what_it_multiplies() -> None:
+    """Found at random: 1 / (1 + e^x) is 0 where e^x is infinite in float32, and is multiplied by 35."""
+    assert not judge(example(Case.of("attn.sink:bf16:-:uneven:2499:5.0.0.0.0.1.1")), None).fault
+
+
 @STRATEGIES
 @settings(max_examples=8)
 @given(data=st.data(), schedule=schedules)

@@ -1,7 +1,5 @@
 """The prelude's conversions and functions on the host: conversions are bit for bit those of poem/dtypes, functions err as stated."""
 
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -79,28 +77,24 @@ def test_rounding_one_number_is_rounding_a_pair(leaf: str, encoded: dict[str, np
     assert np.array_equal(got, encoded[f"as_{leaf}"])
 
 
-SPLIT = """#include "prelude.cuh"
-using namespace poem;
-template <class T> __global__ void split_all(const float2* x, uint32_t* parts, int n) {
-  const int i = blockIdx.x * 256 + threadIdx.x;
-  uint32_t own[2];
-  if (i < n) split<T>(own, x[i].x, x[i].y);
-  for (int part = 0; i < n && part < 2; ++part) parts[i * 2 + part] = own[part];
-}
-"""
-
-
 @pytest.mark.parametrize("leaf", ["bf16", "f16"])
-def test_a_number_is_split_into_what_its_dtype_holds_and_what_that_leaves(leaf: str, tmp_path: Path) -> None:
-    (tmp_path / "split.cu").write_text(SPLIT)
+def test_a_number_is_split_into_what_its_dtype_holds_and_what_that_leaves(leaf: str) -> None:
     x = np.random.default_rng(0).uniform(-1.0, 1.0, (1 << 12, 2)).astype(np.float32)
     got = np.empty((len(x), 2), np.uint32)
-    given = {"x": (x.view(np.uint64).reshape(-1), "read"), "parts": (got, "write"), "n": len(x)}
-    run(tmp_path / "split.cu", f"split_all<{leaf}>", (-(-len(x) // 256),), 256, given, device=FAST)
+    given = {"x": (x.view(np.uint64).reshape(-1), "read"), "parts": (got, "write")}
+    run(SOURCE, f"split_numbers<{leaf}>", (len(x) // 256,), 256, given, device=FAST)
     high = x.astype(STORED[leaf])
     low = (x - high.astype(np.float32)).astype(STORED[leaf])
     want = np.stack([high, low], axis=1).view(np.uint16)  # [numbers, part, first and second]
     np.testing.assert_array_equal(got.view(np.uint16).reshape(want.shape), want)
+
+
+def test_nan_is_found() -> None:
+    x = every_kind_of_float()[: 1 << 17]
+    got = np.empty(len(x), np.int32)
+    run(SOURCE, "find_nan<>", (len(x) // 256,), 256, {"x": (x, "read"), "nan": (got, "write")}, device=FAST)
+    assert np.array_equal(got.astype(bool), np.isnan(x))
+    assert got.any()
 
 
 @pytest.mark.parametrize("leaf", ["bf16", "f16", "e4m3", "e5m2", "e8m0"])

@@ -111,6 +111,14 @@ MANIFEST = [
     ),
     Wrong(
         21,
+        "a template named by a struct that looks like a weight",
+        toy(('template("raw"', "template(struct(shape = 1, dtype = 2, _h = [0])")),
+        "call.wrong-kind",
+        ("template(): format wants a string",),
+        "template(struct",
+    ),
+    Wrong(
+        21,
         "an unknown template",
         toy(('template("raw", stop = ["</s>"])', 'template("chatlm", stop = ["x"])')),
         "manifest.unknown-template",
