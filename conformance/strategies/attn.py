@@ -110,8 +110,10 @@ def attend(b: Build) -> None:
         options["causal"] = False
     if not extra.startswith("sinks"):
         options["lse"] = b.pick(False, True)
-    # Scores that are far apart tell whether the largest is taken off; small ones are exact, so that nothing hides what weights lose.
-    q = b.value(heads * head_dim, scale=b.pick(1.0, 60.0) if b.flavour != "cancelling" else 2.0**-5)
+    # Scores that are far apart tell whether the largest is taken off; small ones are exact, so that nothing hides what weights lose. Of
+    # infinite values a weight that underflows in float32 alone makes NaN, so special ones have scores of common size.
+    scale = {"cancelling": 2.0**-5, "special": 1.0}.get(b.flavour) or b.pick(1.0, 60.0)
+    q = b.value(heads * head_dim, scale=scale)
     b.call("attn.attend", q, cells, b.trace.handle, head_dim, kv_heads, head_dim**-0.5, **options)
 
 
