@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.isolated import Pass
+from poem.axes import Axis, count, is_bounds
 from poem.graph import Graph
 
 if TYPE_CHECKING:
     from cupy_backend.session import Session
 
-OF_CHUNKS = ("tokens", "readouts", "lanes")  # axes whose rows belong to one chunk each; every row of an example is read out
+ONE_ROW = {"tokens": 1, "readouts": 1, "lanes": 1}  # axes whose rows belong to one chunk each; every row of an example is read out
 
 
 def differs_alone(graph: Graph, session: "Session", passes: Sequence[Pass]) -> str:
@@ -24,7 +25,7 @@ def differs_alone(graph: Graph, session: "Session", passes: Sequence[Pass]) -> s
     inputs = {input_.key: _axis(graph, input_.value) for input_ in graph.inputs}
     outputs = {output.name: _axis(graph, output.value) for output in graph.outputs}
     sequences = sorted({chunk.sequence for pass_ in passes for chunk in pass_.batch})
-    apart = all(axis.partition("*")[0] in OF_CHUNKS for axis in (*inputs.values(), *outputs.values()))
+    apart = all(axis is not None and not is_bounds(axis) and count(axis, ONE_ROW) for axis in (*inputs.values(), *outputs.values()))
     if len(sequences) == 1 or not apart or any(values.dtype.kind != "f" for pass_ in passes for values in pass_.inputs.values()):
         return ""
     own = {sequence: session.add_sequence() for sequence in sequences}
@@ -42,20 +43,20 @@ def differs_alone(graph: Graph, session: "Session", passes: Sequence[Pass]) -> s
     return ""
 
 
-def _axis(graph: Graph, value: int) -> str:
+def _axis(graph: Graph, value: int) -> Axis | None:
     type = graph.values[value].type
-    return str(type.rows) if type is not None else ""
+    return type.rows if type is not None else None
 
 
 def _run(session: "Session", pass_: Pass, own: Mapping[int, int]) -> dict[str, np.ndarray]:
     return session.run([replace(chunk, sequence=own[chunk.sequence]) for chunk in pass_.batch], None, pass_.inputs)
 
 
-def _parts(values: np.ndarray, axis: str, pass_: Pass) -> list[np.ndarray]:
+def _parts(values: np.ndarray, axis: Axis | None, pass_: Pass) -> list[np.ndarray]:
     """The rows of each chunk."""
-    word, _, times = axis.partition("*")
-    counts = [(1 if word == "lanes" else len(chunk.tokens)) * int(times or 1) for chunk in pass_.batch]
-    return np.split(values, np.cumsum(counts)[:-1])
+    assert axis is not None
+    rows = [count(axis, {word: len(chunk.tokens) for word in ONE_ROW} | {"lanes": 1}) or 0 for chunk in pass_.batch]
+    return np.split(values, np.cumsum(rows)[:-1])
 
 
 def _same_bits(first: np.ndarray, second: np.ndarray) -> bool:

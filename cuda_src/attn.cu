@@ -83,12 +83,11 @@ POEM_DEVICE void add_weighted(Pack<float, 4>& sum, float weight, const Pack<floa
 }
 
 // What a row's weighted values are multiplied by, and its log-sum-exp in base 2, once all weights are in: `total` of them relative to
-// 2^most. A sink is one more score without a value. Rows see at least their own cell, so where all scores are -inf, there are 0 / 0 of each
-// value; under a mask such a row is one that sees nothing, and gives 0.
-POEM_DEVICE float2 finished(float most, float total, float sink, float v_scale, bool masked) {
+// 2^most. A sink is one more score without a value. Where all scores are -inf, there are 0 / 0 of each value; where there is none, 0.
+template <class Sees> POEM_DEVICE float2 finished(float most, float total, float sink, float v_scale, Sees sees_any) {
   sink *= LOG2_E;
   const float top = fmaxf(most, sink);
-  if (top == minus_infinity() && total == 0.0f) return make_float2(masked ? 0.0f : bits_float(0x7fffffff), minus_infinity());
+  if (top == minus_infinity() && total == 0.0f) return make_float2(sees_any() ? bits_float(0x7fffffff) : 0.0f, minus_infinity());
   const float weight = exp2_approx(most - top), all = total * weight + exp2_approx(sink - top);
   return make_float2(weight * v_scale / all, top + log2f(all));
 }
@@ -372,7 +371,13 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
     const float z = !sinks       ? minus_infinity()
                     : wide_sinks ? static_cast<const float*>(sinks)[sink]
                                  : to_float(static_cast<const T*>(sinks)[sink]);
-    return finished(most, total, z, v_scale ? *v_scale : 1.0f, masked);
+    auto sees_any = [&]() -> bool {  // without a mask a row sees at least its own cell
+      const View row = view_of(b.start + r);
+      bool found = !masked;
+      for (int cell = max(0, row.low); !found && cell <= row.high; ++cell) found = visible(row, cell);
+      return found;
+    };
+    return finished(most, total, z, v_scale ? *v_scale : 1.0f, sees_any);
   };
   auto store_result = [&](int64_t at, const Pack<float, 4>& x, float factor) {
     store<T, 4>(out + at, {from_float<T>(x.at[0] * factor), from_float<T>(x.at[1] * factor), from_float<T>(x.at[2] * factor),

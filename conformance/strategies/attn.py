@@ -1,6 +1,6 @@
 """Examples of ops.attn over paged caches, and of the pattern that turns and stores keys in one launch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -34,21 +34,23 @@ def _cells(b: Build, kv_heads: int, head_dim: int, value_dim: int, window: int |
         b.call("attn.kv_append_shared", b.value(widths[0]), cells)
     else:
         cells = _cache(b, widths, head_dim, window, ("e5m2",))
-        keys, values = _cancelling(b, *widths) if b.flavour == "cancelling" else map(b.value, widths)
+        if b.flavour == "cancelling":  # neighbouring cells of almost the same weight and opposite values: what weights lose stands alone
+            keys, values = _neighbours(b, widths[0], 1.0, 0.05), _neighbours(b, widths[1], -1.0)
+        else:
+            keys, values = map(b.value, widths)
         b.call("attn.kv_append", keys, values, cells)
     return cells
 
 
-def _cancelling(b: Build, *widths: int) -> Iterator[Value]:
-    """Keys and values of neighbouring cells with almost the same weight and opposite values: what weights lose stands alone."""
-    for width, sign, apart in zip(widths, (1.0, -1.0), (0.05, 0.0), strict=True):
+def _neighbours(b: Build, width: int, sign: float, apart: float = 0.0) -> Value:
+    """Rows of which every second one is the one before it times `sign`, and so far apart from it."""
 
-        def make(rows: int, width: int = width, sign: float = sign, apart: float = apart) -> np.ndarray:
-            numbers = b.random.standard_normal((rows, width))
-            numbers[1::2] = sign * numbers[: rows // 2 * 2 : 2] + apart * b.random.standard_normal((rows // 2, width))
-            return numbers
+    def make(rows: int) -> np.ndarray:
+        numbers = b.random.standard_normal((rows, width))
+        numbers[1::2] = sign * numbers[: rows // 2 * 2 : 2] + apart * b.random.standard_normal((rows // 2, width))
+        return numbers
 
-        yield b.floats(make, width)
+    return b.floats(make, width)
 
 
 def _slots(b: Build) -> tuple[Value, ...]:
