@@ -46,8 +46,9 @@ def concat_cols(a: Arithmetic, exact: Exact, **given: list[Running]) -> Running:
 def embed(a: Arithmetic, exact: Exact, *, ids: np.ndarray, table: np.ndarray, vocab: int) -> Running:
     """A row of a float table is a copy. A decoded one is rounded to float32 where that does not hold its product with the gain, and then to
     the compute dtype."""
-    rounded = np.isfinite(exact[0]) & (exact[0].astype(np.float32) != exact[0])
-    return Running(a, exact[0], np.where(rounded, a.unit * np.abs(exact[0]), 0.0))
+    values = exact[0].astype(np.float64)
+    rounded = np.isfinite(values) & (values.astype(np.float32) != values)
+    return Running(a, exact[0], np.where(rounded, a.unit * np.abs(values), 0.0))
 
 
 @bound("gather.embed_weighted", reduces="sum of {} rows", length=lambda given: given["ids"].shape[-1])
