@@ -84,8 +84,8 @@ def _check_shipped(package: "Package", chosen: "Sequence[Deployment]", options: 
     names = {name for deployment in chosen for name in (deployment.name, deployment.model.id)}
     folders = {name: shipped_golden(package.path, package.name, name) for name in names} if package.path is not None else {}
     plain = [deployment for deployment in chosen if folders.get(deployment.model.id) is None]
-    outcome = trace_beside(package, plain)
     compared = [deployment for deployment in chosen if folders.get(deployment.model.id) is not None]
+    outcome = trace_beside(package, plain, busy=len({deployment.model.id for deployment in compared}))
     own: list[Trace] = []
     if compared:
         from conformance.shipped import compare_models  # NumPy and the interpreter are loaded while others trace

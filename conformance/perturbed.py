@@ -180,8 +180,7 @@ def factor_for(elements: int, runs: int = RUNS) -> float:
     """
     wanted = RISK / max(elements, 1)
     low, high = 0.0, 1e6
-    for _ in range(200):
-        middle = (low + high) / 2
+    while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if student_tail(middle, runs) > wanted else (low, middle)
     return high
 

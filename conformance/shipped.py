@@ -4,6 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import interp.ops.attn
+import interp.ops.elemwise
+import interp.ops.gather
+import interp.ops.linear  # noqa: F401  (what each of the processes would load for itself)
 from conformance.compare import Subject
 from conformance.golden import Golden, open_golden
 from conformance.options import Options

@@ -22,13 +22,17 @@ def traced(graph: Graph) -> Trace:
     return Trace(graph.deployment, graph.model, len(graph.nodes), len(graph.params))
 
 
-def trace_beside(package: "Package", deployments: "Sequence[Deployment]") -> Callable[[], list[Trace]]:
-    """Start tracing. The function returned gives the outcome, in order; it raises PackageError for a deployment that cannot be
-    traced."""
+def trace_beside(package: "Package", deployments: "Sequence[Deployment]", busy: int) -> Callable[[], list[Trace]]:
+    """Start tracing, on the cores that `busy` other processes leave. The function returned gives the outcome, in order; it raises
+    PackageError for a deployment that cannot be traced."""
     cores = os.cpu_count() or 1
     if cores < 2 or not hasattr(os, "fork") or len(deployments) < WORTH_A_PROCESS:
         return lambda: _here(package, deployments)
-    count = min(cores, len(deployments) // WORTH_A_PROCESS)
+    # What each of the processes would load for itself.
+    import poem.formats.judge
+    import poem.language.builtins.formats  # noqa: F401
+
+    count = max(1, min(cores - busy, len(deployments) // WORTH_A_PROCESS))
     parts = [beside(partial(_noted, package, deployments[place::count])) for place in range(count)]
 
     def outcome() -> list[Trace]:

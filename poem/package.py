@@ -1,13 +1,12 @@
 """`Package`: an evaluated `.poem` file, and what its functions say for a deployment."""
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import starlark
 
+from poem.collection import paused_collection
 from poem.errors import PackageError
 from poem.faults import raise_all
 from poem.graph import Graph
@@ -49,6 +48,7 @@ class Package:
         self.notes: list[str] = []
         self._layouts: dict[str, Layout] = {}  # by deployment name
         self._judge: Judge | None = None
+        self._laid_out: _Trace | None = None  # what was checked last: an import often follows
 
     def __repr__(self) -> str:
         return f"Package({self.name!r}, {len(self.models)} models, {len(self.deployments)} deployments)"
@@ -93,18 +93,20 @@ class Package:
 
     def trace(self, deployment: Deployment | str) -> Graph:
         """The graph of a deployment. Raises PackageError."""
-        with _paused_collection():
+        with paused_collection():
             return self._traced(deployment).tracer.graph()
 
     def check(self, deployment: Deployment | str) -> Graph:
         """As `trace`; the formats are judged too, as far as that needs no checkpoint. Raises PackageError, PoemErrors for several."""
         from poem.formats.judge import Judge
 
-        with _paused_collection():
+        with paused_collection():
             trace = self._traced(deployment)
             graph = trace.tracer.graph()
             self._judge = self._judge or Judge(self)
-            raise_all(self._judge.faults(_Formats(self, trace.deployment, None, trace).declared, graph.params))
+            formats = _Formats(self, trace.deployment, None, trace)
+            raise_all(self._judge.faults(formats.declared, graph.params))
+            self._laid_out = formats.trace
             return graph
 
     def _traced(self, deployment: Deployment | str) -> "_Trace":
@@ -120,7 +122,9 @@ class Package:
 
         Raises PackageError (`formats.*`); without a source also `formats.no-checkpoint`.
         """
-        return _Formats(self, self._resolve(deployment), source).declared()
+        deployment = self._resolve(deployment)
+        laid_out, self._laid_out = self._laid_out, None
+        return _Formats(self, deployment, source, laid_out if laid_out and laid_out.deployment == deployment else None).declared()
 
     def note(self, text: str) -> None:
         """Keep a diagnostic, once."""
@@ -131,23 +135,12 @@ class Package:
         return self.deployment(deployment) if isinstance(deployment, str) else deployment
 
 
-@contextmanager
-def _paused_collection() -> Iterator[None]:
-    """A trace makes thousands of objects that stay: looking for garbage among them would take a tenth of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class _Trace:
     """One evaluation of layout, and what runs on its result."""
 
-    def __init__(self, package: Package, deployment: Deployment, source: "Source | None" = None) -> None:
-        self.package, self.deployment, self.source = package, deployment, source
+    def __init__(self, package: Package, deployment: Deployment) -> None:
+        self.package, self.deployment = package, deployment
+        self.source: Source | None = None  # what its formats are asked against
         self.tracer = Tracer(package.name, deployment.model.id, deployment.name, LIMITS.nodes)
         self.module = starlark.Module()
         package._layouts[deployment.name] = self.run("layout").delivered["layout"]
@@ -168,15 +161,16 @@ class _Formats:
     def __init__(self, package: Package, deployment: Deployment, source: "Source | None", laid_out: _Trace | None = None) -> None:
         self.package, self.deployment, self.source = package, deployment, source
         self._laid_out = laid_out
-        self._trace: _Trace | None = None
+        self.trace: _Trace | None = None  # where they are, unless an evaluation failed: its module must not be used again
         self._formats: list[Any] = []
 
     def _evaluated(self) -> _Trace:
-        if self._trace is None:
-            trace, self._laid_out = self._laid_out or _Trace(self.package, self.deployment, self.source), None
+        if self.trace is None:
+            trace, self._laid_out = self._laid_out or _Trace(self.package, self.deployment), None
+            trace.source = self.source
             self._formats = trace.run("formats").delivered["formats"]
-            self._trace = trace
-        return self._trace
+            self.trace = trace
+        return self.trace
 
     def declared(self) -> "list[Format]":
         self._evaluated()
@@ -190,9 +184,9 @@ class _Formats:
 
     def _ask(self, driver: str, index: int) -> Evaluation:
         trace = self._evaluated()
-        self._trace = None  # a module in which an evaluation failed must not be used again
+        self.trace = None
         evaluation = trace.run("formats", driver, reading=self._formats[index])
-        self._trace = trace
+        self.trace = trace
         return evaluation
 
     def _recognizes(self, index: int) -> "Callable[[], Recognition]":

@@ -5,8 +5,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from poem.collection import paused_collection
 from poem.errors import UsageError
+
+if TYPE_CHECKING:
+    from conformance.report import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,16 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Checks and prints the report. Returns 0 if everything agrees, 1 if something differs. Raises PoemError if it cannot run."""
-    if not arguments.checkpoint:  # minis are so small that threads would mostly wait for each other
+    if arguments.checkpoint:
+        report = _report(arguments)
+    else:  # minis are so small that threads would mostly wait for each other
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from conformance.check import check
-    from conformance.options import Options
-    from conformance.report_text import render
-
-    names = ("package", "model", "deployment", "checkpoint", "golden", "against", "save_golden", "mode", "only", "seed")
-    backend = None if arguments.backend == "interp" else arguments.backend
-    options = Options(**{name: getattr(arguments, name) for name in names}, backend=backend)
-    report = check(options, _progress)
+        with paused_collection():
+            report = _report(arguments)
     if arguments.html is not None:
         from conformance.report_html import page
 
@@ -48,8 +49,22 @@ def run(arguments: argparse.Namespace) -> int:
             Path(arguments.html).write_text(page(report), encoding="utf-8")
         except OSError as fault:
             raise UsageError("check.html", f"the page cannot be written: {fault.strerror}", phase="check", file=arguments.html) from None
-    print(json.dumps(report.as_json(), indent=2) if arguments.json else render(report))
+    if arguments.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        from conformance.report_text import render
+
+        print(render(report))
     return report.exit_code
+
+
+def _report(arguments: argparse.Namespace) -> "Report":
+    from conformance.check import check
+    from conformance.options import Options
+
+    names = ("package", "model", "deployment", "checkpoint", "golden", "against", "save_golden", "mode", "only", "seed")
+    backend = None if arguments.backend == "interp" else arguments.backend
+    return check(Options(**{name: getattr(arguments, name) for name in names}, backend=backend), _progress)
 
 
 def _progress(text: str) -> None:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = next((word for word in argv if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="poem", description="Models as short files: check, import, run.")
     parser.add_argument("--version", action="version", version=f"poem {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="poem")  # else the whole help is laid out
     module = None
     for command, summary in SUBCOMMANDS.items():
         subparser = commands.add_parser(command, help=summary, description=summary)

@@ -57,19 +57,15 @@ class Paths:
     def matches(self, template: str) -> list[Match]:
         """The names that a template matches, in layout order."""
         wanted = template.split(".")
-        form = tuple("#" if PLACEHOLDER.fullmatch(segment) else part for segment, part in zip(wanted, _form(wanted), strict=True))
-        found = []
-        for name, segments in self._by_form.get(form, ()):
-            values: dict[str, int] = {}
-            for segment, held in zip(wanted, segments, strict=True):
-                word = PLACEHOLDER.fullmatch(segment)
-                if word:
-                    values[word[1]] = int(held)
-                elif segment != held:
-                    break
-            else:
-                found.append(Match(name, values))
-        return found
+        words = [PLACEHOLDER.fullmatch(segment) for segment in wanted]
+        form = tuple("#" if word else part for word, part in zip(words, _form(wanted), strict=True))
+        places = [(word[1], place) for place, word in enumerate(words) if word]
+        literals = [(place, segment) for place, segment in enumerate(wanted) if form[place] == "#" and not words[place]]
+        return [
+            Match(name, {word: int(segments[place]) for word, place in places})
+            for name, segments in self._by_form.get(form, ())
+            if all(segments[place] == segment for place, segment in literals)
+        ]
 
     def nearest(self, template: str) -> str | None:
         """The path nearest to a misspelt template, its integers written as the template's placeholders."""

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from poem.dtypes import RESERVED, Dtype
+from poem.formats.declared import State
 from poem.graph import Cut
 from poem.language.evaluation import Evaluation, Foreign
 from poem.language.frames import user_frames
@@ -29,6 +30,9 @@ def unpacked(evaluation: Evaluation, item: Any, handles: Sequence[Any]) -> Any:
         return handles[given]
     if kind == "dtype":
         return ReservedDtype(given) if given in RESERVED else Dtype(given)
+    if kind == "state":
+        of, key, want, or_deeper, stack = given
+        return State(of, key, want, or_deeper, user_frames(stack))
     if kind == "infinite":
         return math.inf if "inf" in given else math.nan
     if kind == "lost":  # a weight that layout made and did not return

@@ -23,7 +23,6 @@ from poem.formats.declared import (
     Slice,
     Src,
     Stack,
-    State,
     Stride,
     Transmute,
     Transpose,
@@ -353,7 +352,22 @@ def test_states_keep_kind_key_and_value() -> None:
         ("config", "n", 3, True),
         ("config", "flag", False, False),
     ]
-    assert all(isinstance(state, State) and state.where for state in form.states)
+    lines = TOY[: TOY.index("def formats")].count("\n") + 2
+    assert [state.where[-1].line for state in form.states] == [lines] * 4
+
+
+def test_formats_can_be_asked_against_a_checkpoint_after_a_check_without_one() -> None:
+    """A check keeps what it laid out for an import that follows; not where an evaluation failed in it."""
+    for body, wanted in (
+        ('    return [format("f", read = [("a", "embed")])]', ["a"]),
+        ('    return [format("f", read = [("a", "embed")] if has("a.weight") else [])]', ["a"]),
+    ):
+        start, end = TOY.index("def formats"), TOY.index("def caches")
+        loaded = package("toy", f"{TOY[:start]}def formats(m):\n{body}\n\n{TOY[end:]}")
+        loaded.check(DEPLOYMENT)
+        for _ in range(2):
+            (form,) = loaded.read_formats(DEPLOYMENT, Source())
+            assert [pair.left for pair in form.read()] == wanted, body
 
 
 @pytest.mark.parametrize(
@@ -366,6 +380,12 @@ def test_states_keep_kind_key_and_value() -> None:
         ("format(3, read = [])", "call.wrong-kind"),
         ('format("f", reed = [])', "call.unknown-argument"),
         ('format("f", read = [], states = [config("a", [1])])', "call.wrong-kind"),
+        ('format("f", read = [], states = [config("a", float("nan"))])', "call.bad-value"),
+        ('format("f", read = [], states = [config(3, 1)])', "call.wrong-kind"),
+        ('format("f", read = [], states = [attribute("a", 1, or_deeper = 1)])', "call.wrong-kind"),
+        ('format("f", read = [], states = [attribute("a")])', "call.missing-argument"),
+        ('format("f", read = [], states = [config("a", 1, deeper = True)])', "call.unknown-argument"),
+        ('format("f", read = config("a", 1))', "call.wrong-kind"),
     ],
 )
 def test_a_wrong_format_is_refused(made: str, code: str) -> None:
