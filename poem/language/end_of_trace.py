@@ -52,9 +52,10 @@ def notes_of(tracer: Tracer) -> Iterator[str]:
     """Weights never used, rows never appended to or never read, results that nobody reads."""
     read: set[tuple[str, int]] = {("value", output.value) for output in tracer.outputs}
     appended: set[int] = set()
+    effects = {name: REGISTRY[name].effect for name in {node.op for node in tracer.nodes}}
     for node in tracer.nodes:
         refs = node.references
-        if REGISTRY[node.op].effect == "cache":
+        if effects[node.op] == "cache":
             appended.update(ref.id for ref in refs if ref.kind == "cache")
             refs = [ref for ref in refs if ref.kind != "cache"]
         read.update(refs)
@@ -72,7 +73,7 @@ def notes_of(tracer: Tracer) -> Iterator[str]:
     dead = [
         f"ops.{node.op} at {node.where[-1].file}:{node.where[-1].line}" if node.where else f"ops.{node.op}"
         for node in tracer.nodes
-        if node.results and not REGISTRY[node.op].effect and all(("value", id) not in read for id in node.results)
+        if node.results and not effects[node.op] and read.isdisjoint([("value", id) for id in node.results])
     ]
     yield from _listed("results that nobody reads", list(dict.fromkeys(dead)))
 
