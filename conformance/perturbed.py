@@ -78,7 +78,7 @@ class _Run:
         # A rounding error is uniform within its bound, so n of them move a sum by sqrt(n) bounds' worth: one deviation. How many
         # deviations an error may reach is for `factor_for` to say, once.
         self.operands = Operands(graph, weights, one_lane(tokens), replace(ORIGINAL, deviations=1.0), casts)
-        self.pool, self.places, self.seeds = _pool(seed), cycle(uniform(seed + 1, PLACES).tolist()), count(seed + 2)
+        self.pool, self.places, self.seeds = pool(seed), cycle(uniform(seed + 1, PLACES).tolist()), count(seed + 2)
         self.lanes = 1 + sum(RUNS_OF[source] for source in sources)
         self.exact: dict[int, np.ndarray] = {}
         self.spread: dict[str, dict[int, np.ndarray]] = {source: {} for source in sources}
@@ -151,7 +151,8 @@ def _appended(graph: Graph) -> dict[int, str]:
 
 
 @cache
-def _pool(seed: int) -> np.ndarray:
+def pool(seed: int) -> np.ndarray:
+    """The random numbers that runs are perturbed by."""
     return uniform(seed, POOL)
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import interp.ops.attn
 import interp.ops.elemwise
 import interp.ops.gather
-import interp.ops.linear  # noqa: F401  (what each of the processes would load for itself)
+import interp.ops.linear  # noqa: F401
 from conformance.compare import Subject
 from conformance.golden import Golden, open_golden
 from conformance.options import Options
+from conformance.perturbed import pool
 from conformance.planned import inexact, subject_of
 from conformance.report import Comparison, Report, Trace
 from conformance.traces import beside, traced
@@ -30,6 +31,7 @@ def compare_models(
     by_model: dict[str, list[Deployment]] = {}
     for deployment in chosen:
         by_model.setdefault(deployment.model.id, []).append(deployment)
+    pool(options.seed)  # made here, as the modules above are loaded here: each of the processes would do it for itself
     works = [partial(_compare_shipped, package, deployments, folders, options) for deployments in by_model.values()]
     outcomes = [beside(work) for work in works[1:]] if options.backend is None else works[1:]  # a device stays in one process
     traces = []

@@ -5,13 +5,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from poem.collection import paused_collection
 from poem.errors import UsageError
-
-if TYPE_CHECKING:
-    from conformance.report import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Checks and prints the report. Returns 0 if everything agrees, 1 if something differs. Raises PoemError if it cannot run."""
     if arguments.checkpoint:
-        report = _report(arguments)
-    else:  # minis are so small that threads would mostly wait for each other
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        with paused_collection():
-            report = _report(arguments)
+        return _run(arguments)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # minis are so small that threads would mostly wait for each other
+    with paused_collection():
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from conformance.check import check
+    from conformance.options import Options
+    from conformance.report_text import render
+
+    names = ("package", "model", "deployment", "checkpoint", "golden", "against", "save_golden", "mode", "only", "seed")
+    backend = None if arguments.backend == "interp" else arguments.backend
+    options = Options(**{name: getattr(arguments, name) for name in names}, backend=backend)
+    report = check(options, _progress)
     if arguments.html is not None:
         from conformance.report_html import page
 
@@ -49,22 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
             Path(arguments.html).write_text(page(report), encoding="utf-8")
         except OSError as fault:
             raise UsageError("check.html", f"the page cannot be written: {fault.strerror}", phase="check", file=arguments.html) from None
-    if arguments.json:
-        print(json.dumps(report.as_json(), indent=2))
-    else:
-        from conformance.report_text import render
-
-        print(render(report))
+    print(json.dumps(report.as_json(), indent=2) if arguments.json else render(report))
     return report.exit_code
-
-
-def _report(arguments: argparse.Namespace) -> "Report":
-    from conformance.check import check
-    from conformance.options import Options
-
-    names = ("package", "model", "deployment", "checkpoint", "golden", "against", "save_golden", "mode", "only", "seed")
-    backend = None if arguments.backend == "interp" else arguments.backend
-    return check(Options(**{name: getattr(arguments, name) for name in names}, backend=backend), _progress)
 
 
 def _progress(text: str) -> None:
