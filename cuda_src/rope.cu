@@ -15,17 +15,22 @@ template <class T> POEM_DEVICE void turn(T& first, T& second, float2 t) {
   second = from_float<T>(b * t.x + a * t.y);
 }
 
-// Pair i of row n turns by positions[n, columns[i]] * frequencies[i]; columns may be null where a row has one position. One block per row:
-// angles are shared by all heads of q and k. `sign` is -1 for the inverse turn; k may have no heads.
+// Pair i of row n turns by positions[n, columns[i]] * frequencies[i]; columns may be null where a row has one position. Rows of lanes of more
+// than `switch_at` cells take the second list of frequencies, unless lane_of_row is null. One block per row: angles are shared by all heads
+// of q and k. `sign` is -1 for the inverse turn; k may have no heads.
 // Dynamic shared memory: a pair of floats for each pair of channels.
 template <class T, class P, int VEC, bool NEIGHBOURS> __global__ void __launch_bounds__(256)
     rope(const T* __restrict__ q, const T* __restrict__ k, const P* __restrict__ positions, const int* __restrict__ columns,
-         const float* __restrict__ frequencies, const int2* __restrict__ packs, T* __restrict__ q_out, T* __restrict__ k_out, int q_heads,
-         int k_heads, int head_dim, int axes, int pairs, int packs_of_head, float factor, float sign) {
+         const float* __restrict__ frequencies, const int2* __restrict__ packs, const int* __restrict__ lane_of_row,
+         const int* __restrict__ kv_len, T* __restrict__ q_out, T* __restrict__ k_out, int q_heads, int k_heads, int head_dim, int axes,
+         int pairs, int packs_of_head, int switch_at, float factor, float sign) {
   POEM_DYNAMIC_SHARED(memory);
   float2* const turns = reinterpret_cast<float2*>(memory);
+  const int sequence = lane_of_row ? lane_of_row[blockIdx.x] : -1;
+  const bool late = sequence >= 0 && kv_len[sequence] > switch_at;
   for (int i = threadIdx.x; i < pairs; i += 256) {
-    const float angle = (float)positions[(int64_t)blockIdx.x * axes + (columns ? columns[i] : 0)] * frequencies[i];
+    const float angle =
+        (float)positions[(int64_t)blockIdx.x * axes + (columns ? columns[i] : 0)] * frequencies[(late ? pairs : 0) + i];
     turns[i] = make_float2(cosf(angle) * factor, sinf(angle) * factor * sign);
   }
   __syncthreads();

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cupy_backend.kernels.arrays import Columns, columns_of, optional, reading, same_dtype, type_of, updating, vector, writing
 from cupy_backend.kernels.paged import Scales, cell_of, row_arguments, scale_arguments
+from cupy_backend.kernels.rope import Turn
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 
 SOURCE = "attn_append.cu"
@@ -50,26 +51,6 @@ def kv_append(
     }  # fmt: skip
     kernel = f"kv_append<{type_of(k)}, {cell_of(k_cache)}, {vector_of(columns_of(k), columns_of(v))}>"
     return [Launch(SOURCE, kernel, (k.shape[0], 1, 1), (THREADS, 1, 1), arguments, nodes=nodes)]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """How a head is turned.
-
-    packs i32 `[packs, 2]`, vector, neighbours: what turns together, as `rope.packs` makes it for the `vector_of` q, k and v. frequencies:
-    f32 `[pairs]`; `[2, pairs]` with a switch. columns: i32 `[pairs]`, which position turns each pair where rows have several. factor
-    multiplies the result. switch: lane_of_row i32 `[N]`, kv_len i32 `[lanes]` and the number of cells past which the rows of a lane
-    take the second frequencies.
-    """
-
-    packs: Array
-    vector: int
-    neighbours: bool
-    frequencies: Array
-    columns: Array | None = None
-    factor: float = 1.0
-    inverse: bool = False
-    switch: tuple[Array, Array, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from cupy_backend.kernels.arrays import reading, same_dtype, type_of, unsupported, writing
+from cupy_backend.kernels.arrays import NULL, optional, reading, same_dtype, type_of, unsupported, writing
 from cupy_backend.launch import Argument, Array, Launch, Scalar
 from poem.dtypes.term import LEAF_BITS
 
@@ -55,30 +56,48 @@ def _table(turned: Sequence[tuple[int, int]], copied: np.ndarray, vector: int) -
     return np.array([*turned, *((channel, COPIED) for channel in copied[::vector])], np.int32)
 
 
-def rope(
-    given: Sequence[Array], positions: Array, frequencies: Array, table: Array, made: Sequence[Array], *, head_dim: int, vector: int,
-    neighbours: bool, columns: Array | None = None, factor: float = 1.0, inverse: bool = False, nodes: tuple[int, ...] = (),
-) -> list[Launch]:  # fmt: skip
-    """The pairs of each head of one or two arrays `[N, heads * head_dim]` turn by position times frequency, the result times factor.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How a head is turned.
 
-    positions i32 or f32 `[N]` or `[N, axes]`; frequencies f32 `[pairs]`; columns i32 `[pairs]`, which position turns each pair, or None for
-    the first. table, vector, neighbours: as `packs` makes them.
+    packs i32 `[packs, 2]`, vector, neighbours: what turns together, as `packs` makes it. frequencies: f32 `[pairs]`; `[2, pairs]` with a
+    switch. columns: i32 `[pairs]`, which position turns each pair where rows have several. factor multiplies the result. switch:
+    lane_of_row i32 `[N]`, kv_len i32 `[lanes]` and the number of cells past which the rows of a lane take the second frequencies.
+    """
+
+    packs: Array
+    vector: int
+    neighbours: bool
+    frequencies: Array
+    columns: Array | None = None
+    factor: float = 1.0
+    inverse: bool = False
+    switch: tuple[Array, Array, int] | None = None
+
+
+def rope(
+    given: Sequence[Array], positions: Array, turn: Turn, made: Sequence[Array], *, head_dim: int, nodes: tuple[int, ...] = ()
+) -> list[Launch]:
+    """The pairs of each head of one or two arrays `[N, heads * head_dim]` turn by position times frequency, the result times a factor.
+
+    positions: i32 or f32 `[N]` or `[N, axes]`.
     """
     same_dtype(*given, *made)
     if positions.dtype not in POSITIONS:
         raise unsupported("the kernel takes positions of other dtypes", expected=" ".join(POSITIONS), found=positions.dtype)
-    missing = Scalar(0, "u64")  # a null pointer
-    pairs, (q, *others) = frequencies.shape[0], given
+    lane_of_row, kv_len, switch_at = turn.switch or (None, None, 0)
+    pairs, q, k = turn.frequencies.shape[-1], given[0], given[1] if len(given) > 1 else None
     numbers = {
-        "q_heads": q.shape[1] // head_dim, "k_heads": others[0].shape[1] // head_dim if others else 0, "head_dim": head_dim,
-        "axes": positions.shape[1] if len(positions.shape) > 1 else 1, "pairs": pairs, "packs_of_head": table.shape[0],
+        "q_heads": q.shape[1] // head_dim, "k_heads": k.shape[1] // head_dim if k else 0, "head_dim": head_dim,
+        "axes": positions.shape[1] if len(positions.shape) > 1 else 1, "pairs": pairs, "packs_of_head": turn.packs.shape[0],
+        "switch_at": switch_at,
     }  # fmt: skip
     arguments: dict[str, Argument] = {
-        "q": reading(q), "k": reading(others[0]) if others else missing, "positions": reading(positions),
-        "columns": missing if columns is None else reading(columns), "frequencies": reading(frequencies), "packs": reading(table),
-        "q_out": writing(made[0]), "k_out": writing(made[1]) if others else missing,
+        "q": reading(q), "k": optional(k), "positions": reading(positions), "columns": optional(turn.columns),
+        "frequencies": reading(turn.frequencies), "packs": reading(turn.packs), "lane_of_row": optional(lane_of_row),
+        "kv_len": optional(kv_len), "q_out": writing(made[0]), "k_out": writing(made[1]) if k else NULL,
         **{name: Scalar(number, "i32") for name, number in numbers.items()},
-        "factor": Scalar(factor, "f32"), "sign": Scalar(-1.0 if inverse else 1.0, "f32"),
+        "factor": Scalar(turn.factor, "f32"), "sign": Scalar(-1.0 if turn.inverse else 1.0, "f32"),
     }  # fmt: skip
-    kernel = f"rope<{type_of(q)}, {POSITIONS[positions.dtype]}, {vector}, {'true' if neighbours else 'false'}>"
+    kernel = f"rope<{type_of(q)}, {POSITIONS[positions.dtype]}, {turn.vector}, {'true' if turn.neighbours else 'false'}>"
     return [Launch(SOURCE, kernel, (q.shape[0], 1, 1), (THREADS, 1, 1), arguments, shared=pairs * 8, nodes=nodes)]

@@ -23,10 +23,7 @@ def rotary_pairs(
     *, head_dim: int, theta: float, rotary_dim: int | None, form: str, part: str, scaling: Mapping[str, Any] | None,
     sections: Sequence[int] | None,
 ) -> Pairs:  # fmt: skip
-    """The pairs of `elemwise.rope` (its formula table), their frequencies computed in float64.
-
-    ValueError for a scaling that depends on the length of a sequence.
-    """
+    """The pairs of `elemwise.rope` (its formula table), their frequencies computed in float64. A longrope has use short or long."""
     first: np.ndarray
     second: np.ndarray
     exponents: np.ndarray
@@ -71,6 +68,15 @@ def axes_pairs(*, dims: Sequence[int], thetas: Sequence[float], form: str, rotar
     return _pairs(first, first + distance, column, frequencies)
 
 
+def ladder_pairs(*, dims: Sequence[int], thetas: Sequence[float], width: int, head_dim: int, axes: int) -> Pairs:
+    """The pairs of `elemwise.rope_axes` of form split_ladder: those of all heads of a row of `width`, whose frequencies differ."""
+    slots = np.arange(width // 2 - sum(dims[:axes]) // 2, width // 2)  # those before are copied
+    step = np.arange(len(slots))
+    column, rung, rungs = step % axes, step // axes, dims[0] // 2
+    first = slots // (head_dim // 2) * head_dim + slots % (head_dim // 2)
+    return _pairs(first, first + head_dim // 2, column, np.array(thetas, np.float64)[column] ** (rung / max(rungs - 1, 1)))
+
+
 def _pairs(first: np.ndarray, second: np.ndarray, columns: np.ndarray, frequencies: np.ndarray) -> Pairs:
     return Pairs(first.astype(np.int32), second.astype(np.int32), columns.astype(np.int32), frequencies.astype(np.float32))
 
@@ -81,8 +87,6 @@ def _scaled(plain: np.ndarray, theta: float, rotary: int, scaling: Mapping[str, 
     if kind == "linear":
         return plain / scaling["factor"]
     if kind == "longrope":
-        if scaling["use"] == "auto":
-            raise ValueError("longrope with use auto depends on the length of a sequence")
         return plain / np.array(scaling[scaling["use"]], np.float64)
     original, factor = scaling["original_max_position"], scaling["factor"]
     if kind == "llama3":

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance.arithmetic import NATIVE, half_spacing
 from conformance.bounds import local_bound
 from cupy_backend.kernels import rope
-from cupy_backend.plan.tables import Pairs, axes_pairs, rotary_pairs
+from cupy_backend.plan.tables import Pairs, axes_pairs, ladder_pairs, rotary_pairs
 from tests.cupy_backend.launching import Memory
 from tests.cupy_backend.running import normal, schedules
 
@@ -93,11 +93,11 @@ def run(memory: Memory, given_: list[np.ndarray], positions: np.ndarray, pairs: 
     arrays = [memory.give(name, x) for name, x in zip(names, given_, strict=True)]
     packs = rope.packs(pairs.first, pairs.second, head_dim, arrays[0].dtype)
     made = [memory.give(f"{name}_out", np.zeros_like(x)) for name, x in zip(names, given_, strict=True)]
-    memory.run(rope.rope(
-        arrays, memory.give("positions", positions), memory.give("frequencies", pairs.frequencies), memory.give("packs", packs.table), made,
-        columns=memory.give("columns", pairs.columns) if positions.ndim > 1 else None, head_dim=head_dim, vector=packs.vector,
-        neighbours=packs.neighbours, **how,
-    ))  # fmt: skip
+    turn = rope.Turn(
+        memory.give("packs", packs.table), packs.vector, packs.neighbours, memory.give("frequencies", pairs.frequencies),
+        memory.give("columns", pairs.columns) if positions.ndim > 1 else None, **how,
+    )  # fmt: skip
+    memory.run(rope.rope(arrays, memory.give("positions", positions), turn, made, head_dim=head_dim))
     return [memory[f"{name}_out"] for name in names]
 
 
@@ -166,6 +166,48 @@ def test_each_axis_turns_its_own_channels_by_positions_that_may_be_fractional(ca
     steps = 2 * largest * 2.0**-24 * (2 * angle + 6)
     bound = steps + half_spacing(np.abs(want) + steps, dtype)
     assert (np.abs(got.astype(np.float64) - want) <= bound).all(), f"{case} {rows}x{heads} {dtype}, seed {seed}"
+
+
+LADDERS = (  # dims, width, head_dim
+    ((4, 4), 16, 8), ((4, 4, 4), 16, 8), ((2, 2), 4, 4), ((40, 40, 40), 128, 32), ((192,), 192, 64), ((682, 682, 682), 2048, 64),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(LADDERS), st.integers(1, 3), st.sampled_from(("bf16", "f32")), schedules, seeds)
+def test_frequencies_of_a_ladder_rise_through_all_heads(case, rows, dtype, schedule, seed):
+    dims, width, head_dim = case
+    axes, half, thetas = len(dims), head_dim // 2, [100.0, 10000.0, 256.0][: len(dims)]
+    x, positions = normal(seed, rows, width, dtype=DTYPES[dtype]), normal(seed + 1, rows, axes, dtype=np.float32)
+    (got,) = run(Memory(schedule), [x], positions, ladder_pairs(dims=dims, thetas=thetas, width=width, head_dim=head_dim, axes=axes), width)
+    pad, expected = (width - sum(dims)) // 2, []
+    for slot in range(pad, width // 2):
+        axis, rung = (slot - pad) % axes, (slot - pad) // axes
+        first = slot // half * head_dim + slot % half
+        expected.append((first, first + half, axis, thetas[axis] ** (rung / max(dims[0] // 2 - 1, 1))))
+    want, x64 = turned(x, width, positions, expected), np.abs(x.astype(np.float64))
+    angles, partners = np.zeros((rows, width)), x64.copy()
+    for first, second, axis, frequency in expected:
+        angles[:, [first, second]] = np.abs(positions[:, axis : axis + 1]) * frequency
+        partners[:, first] = partners[:, second] = np.maximum(x64[:, first], x64[:, second])
+    steps = 2 * partners * 2.0**-24 * (2 * angles + 6)  # as above
+    bound = steps + half_spacing(np.abs(want) + steps, dtype)
+    assert (np.abs(got.astype(np.float64) - want) <= bound).all(), f"{case} {rows} rows {dtype}, seed {seed}"
+    untouched = sorted(set(range(width)) - {channel for pair in expected for channel in pair[:2]})
+    np.testing.assert_array_equal(got[:, untouched], x[:, untouched])
+
+
+def test_rows_of_long_lanes_turn_by_the_second_frequencies():
+    memory = Memory()
+    packs, x = memory.give("packs", np.array([[0, 2]], np.int32)), memory.give("q", np.ones((3, 8), np.float32))
+    lanes = memory.give("lane_of_row", np.array([0, 1, -1], np.int32)), memory.give("kv_len", np.array([4, 5], np.int32))
+    frequencies = memory.give("frequencies", np.array([[0.0, 0.0], [1.0, 0.5]], np.float32))
+    turn, out = rope.Turn(packs, 2, False, frequencies, switch=(*lanes, 4)), memory.give("q_out", np.zeros((3, 8), np.float32))
+    memory.run(rope.rope([x], memory.give("positions", np.full(3, 2, np.int32)), turn, [out], head_dim=4))
+    assert memory["q_out"][0].tolist() == memory["q_out"][2].tolist() == [1] * 8
+    angles = np.array([2.0, 1.0])
+    want = np.concatenate([np.cos(angles) - np.sin(angles), np.cos(angles) + np.sin(angles)])
+    np.testing.assert_allclose(memory["q_out"][1], np.tile(want, 2), rtol=1e-6)
 
 
 def test_a_pair_turns_by_the_scalings_factor():

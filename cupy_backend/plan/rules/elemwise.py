@@ -1,19 +1,19 @@
 """Rules for the ops on rows and elements: norms, gated units, rotary positions."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cupy_backend.kernels import elemwise, linear, norms, rope
-from cupy_backend.kernels.arrays import unsupported
+from cupy_backend.kernels.rope import Turn
 from cupy_backend.launch import Array
 from cupy_backend.plan.formulas import FORMULAS
 from cupy_backend.plan.lowering import VALUE, Lowered, Lowering, elements
 from cupy_backend.plan.patterns import Group, operand
 from cupy_backend.plan.rules.registry import node_of, rule
-from cupy_backend.plan.rules.rotary import factor_of, pairs_of, table_arrays, table_of
-from cupy_backend.plan.tables import Pairs, axes_pairs
+from cupy_backend.plan.rules.rotary import turn_by, turn_of
+from cupy_backend.plan.tables import axes_pairs, ladder_pairs
 from poem.dtypes.leaves import STORAGE
 from poem.graph import Node
 
@@ -184,29 +184,23 @@ def _rope(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
     names = [name for name in ("q", "k") if node.operands[name] is not None]
     given, made = [lowering.value(node, name) for name in names], [lowering.new(value) for value in node.results]
-    return _turned(
-        lowering, group, given, made, pairs_of(node), head_dim=node.attributes["head_dim"], factor=factor_of(node),
-        inverse=node.attributes["inverse"],
-    )  # fmt: skip
+    return _turned(lowering, group, given, made, turn_of(lowering, node, given[0].dtype), node.attributes["head_dim"])
 
 
 @rule("elemwise.rope_axes")
 def _rope_axes(lowering: Lowering, group: Group) -> Lowered:
     node = node_of(lowering, group)
-    attributes = {name: node.attributes[name] for name in ("dims", "thetas", "form", "rotary_dim")}
-    if attributes["form"] == "split_ladder":
-        raise unsupported("no kernel has this form yet", expected="interleaved, split or neox", found="split_ladder")
-    x = lowering.value(node, "x")
-    pairs = axes_pairs(axes=lowering.value(node, "positions").shape[-1], **attributes)
-    return _turned(lowering, group, [x], [lowering.new(node.results[0])], pairs, head_dim=node.attributes["head_dim"])
+    x, head_dim, form = lowering.value(node, "x"), node.attributes["head_dim"], node.attributes["form"]
+    of = {"dims": node.attributes["dims"], "thetas": node.attributes["thetas"], "axes": lowering.value(node, "positions").shape[-1]}
+    if form == "split_ladder":  # frequencies rise through all heads, so a row is one
+        pairs, head_dim = ladder_pairs(**of, width=x.shape[1], head_dim=head_dim), x.shape[1]
+    else:
+        pairs = axes_pairs(**of, form=form, rotary_dim=node.attributes["rotary_dim"])
+    return _turned(lowering, group, [x], [lowering.new(node.results[0])], turn_by(lowering, pairs, head_dim, x.dtype), head_dim)
 
 
-def _turned(lowering: Lowering, group: Group, given: list[Array], made: list[Array], pairs: Pairs, *, head_dim: int, **how: Any) -> Lowered:
+def _turned(lowering: Lowering, group: Group, given: list[Array], made: list[Array], turn: Turn, head_dim: int) -> Lowered:
     """q, and perhaps k, with the pairs of each head turned."""
-    packs = rope.packs(pairs.first, pairs.second, head_dim, given[0].dtype)
-    frequencies, columns = table_arrays(lowering, pairs)
-    launches = rope.rope(
-        given, lowering.value(node_of(lowering, group), "positions"), frequencies, table_of(lowering, "packs", packs.table), made,
-        head_dim=head_dim, vector=packs.vector, neighbours=packs.neighbours, columns=columns, nodes=group.nodes, **how,
-    )  # fmt: skip
+    positions = lowering.value(node_of(lowering, group), "positions")
+    launches = rope.rope(given, positions, turn, made, head_dim=head_dim, nodes=group.nodes)
     return Lowered(launches, 3 * sum(map(elements, made)))
