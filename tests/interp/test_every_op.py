@@ -5,10 +5,10 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.interp import cases, test_elemwise_ops, test_gather_ops, test_linear_ops
+from tests.interp import cases, elemwise_cases, linear_cases, test_gather_ops
 from tests.interp.cases import Case
 
-CASES = [*test_elemwise_ops.CASES, *test_linear_ops.CASES, *test_gather_ops.CASES]
+CASES = [*elemwise_cases.CASES, *linear_cases.CASES, *test_gather_ops.CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
