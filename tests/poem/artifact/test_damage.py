@@ -142,5 +142,6 @@ def test_a_flipped_byte_in_the_manifest_is_found_on_opening(tmp_path: Path) -> N
     whole = file.read_bytes()
     spot = whole.rindex(b"some attribute")
     file.write_bytes(whole[:spot] + b"S" + whole[spot + 1 :])
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as caught:
         Container(file)
+    assert caught.value.code == "artifact.corrupt", caught.value.render()
