@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from types import ModuleType
@@ -52,7 +52,7 @@ class Steps:
         # The table of a pass that has not begun: the graph's values by id, then what all passes share.
         self._table: Table = [None] * len(graph.values)
         self._inputs = self._place(None)
-        self._steps = self._prepare(_side_by_side(graph) if numeric.fast else [(node,) for node in graph.nodes])
+        self._steps = self._prepare(_side_by_side(graph)) if numeric.fast else self._single_steps
 
     def run(self, batch: Geometry, inputs: Mapping[int, Any], observe: Observer | None) -> dict[str, np.ndarray]:
         """One pass: the graph's outputs by name. inputs: values of the graph's inputs, by value id."""
@@ -186,6 +186,7 @@ def _only_copies(name: str) -> bool:
     return short in getattr(_module(namespace), "COPIES", ())
 
 
+@cache
 def _module(namespace: str) -> ModuleType | None:
     try:
         return importlib.import_module(f"interp.ops.{namespace}")
