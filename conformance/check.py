@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from conformance.folders import shipped_golden
 from conformance.options import Options
 from conformance.report import Report, Trace
-from conformance.traces import trace_beside
+from conformance.traces import start_tracing
 from poem.errors import UsageError
 from poem.package import load_package
 from poem.suggest import did_you_mean
@@ -84,8 +84,8 @@ def _check_shipped(package: "Package", chosen: "Sequence[Deployment]", options: 
     names = {name for deployment in chosen for name in (deployment.name, deployment.model.id)}
     folders = {name: shipped_golden(package.path, package.name, name) for name in names} if package.path is not None else {}
     plain = [deployment for deployment in chosen if folders.get(deployment.model.id) is None]
+    outcome = start_tracing(package, plain)
     compared = [deployment for deployment in chosen if folders.get(deployment.model.id) is not None]
-    outcome = trace_beside(package, plain, busy=len({deployment.model.id for deployment in compared}))
     own: list[Trace] = []
     if compared:
         from conformance.shipped import compare_models  # NumPy and the interpreter are loaded while others trace

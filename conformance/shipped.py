@@ -1,5 +1,6 @@
 """Deployments against the goldens beside their package."""
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ from conformance.options import Options
 from conformance.perturbed import pool
 from conformance.planned import inexact, subject_of
 from conformance.report import Comparison, Report, Trace
-from conformance.traces import beside, traced
+from conformance.shared import shared
+from conformance.traces import traced
 from poem.checkpoint import Checkpoint, open_checkpoint
 from poem.dataclass import dataclass
 from poem.dtypes import FLOATS
@@ -27,25 +29,35 @@ from poem.package import Package
 def compare_models(
     package: Package, chosen: Sequence[Deployment], folders: Mapping[str, Path | None], options: Options, report: Report
 ) -> list[Trace]:
-    """Compare deployments with the goldens beside the package: the first model's here, the others' in processes beside this one."""
-    by_model: dict[str, list[Deployment]] = {}
-    for deployment in chosen:
-        by_model.setdefault(deployment.model.id, []).append(deployment)
+    """Compare deployments with the goldens beside the package, in processes beside this one where there are cores for them."""
     pool(options.seed)  # made here, as the modules above are loaded here: each of the processes would do it for itself
-    works = [partial(_compare_shipped, package, deployments, folders, options) for deployments in by_model.values()]
-    outcomes = [beside(work) for work in works[1:]] if options.backend is None else works[1:]  # a device stays in one process
-    traces = []
-    apart: list[str] = []
-    for found in (work() for work in [*works[:1], *outcomes]):
-        traces += found.traces
-        report.comparisons += found.comparisons
-        apart += found.apart
-        for note in found.notes:
-            package.note(note)
+    originals = {}
+    for model in dict.fromkeys(deployment.model.id for deployment in chosen):
+        folder = folders[model]
+        assert folder is not None
+        originals[model] = open_golden(folder), open_checkpoint(folder)
+    works = [partial(_compare, package, together, folders, originals, options) for together in _together(chosen, folders)]
+    processes = 0 if options.backend is not None else (os.cpu_count() or 1) - 1  # a device stays in one process
+    outcomes = shared(works, processes)()
+    order = {deployment.name: place for place, deployment in enumerate(chosen)}
+    report.comparisons += sorted((item for found in outcomes for item in found.comparisons), key=lambda item: order[item.deployment])
+    for note in (note for found in outcomes for note in found.notes):
+        package.note(note)
+    apart = sorted((name for found in outcomes for name in found.apart), key=order.__getitem__)
     if apart:
         what = "traced only" if options.backend is None else f"compared on {options.backend} only"
         report.notes.append(f"{what}, since an import changes their weights: {', '.join(apart)}")
-    return traces
+    return [trace for found in outcomes for trace in found.traces]
+
+
+def _together(chosen: Sequence[Deployment], folders: Mapping[str, Path | None]) -> list[list[Deployment]]:
+    """What is compared by itself: each deployment with a golden of its own; and those of a model that share the model's, for they share
+    exact runs too."""
+    groups: dict[str, list[Deployment]] = {}
+    for deployment in chosen:
+        own = folders.get(deployment.name) is not None
+        groups.setdefault(deployment.name if own else deployment.model.id, []).append(deployment)
+    return sorted(groups.values(), key=len, reverse=True)  # the longest work first
 
 
 @dataclass(slots=True)
@@ -58,20 +70,17 @@ class _Compared:
     notes: list[str]
 
 
-def _compare_shipped(package: Package, chosen: Sequence[Deployment], folders: Mapping[str, Path | None], options: Options) -> _Compared:
-    """Compare deployments with the goldens beside the package."""
+def _compare(
+    package: Package, chosen: Sequence[Deployment], folders: Mapping[str, Path | None],
+    originals: Mapping[str, tuple[Golden, Checkpoint]], options: Options,
+) -> _Compared:  # fmt: skip
+    """Compare deployments of one model. originals: its golden and its weights, by model."""
     found = _Compared([], [], [], [])
-    goldens: dict[str, tuple[Golden, Checkpoint]] = {}
-    twins: dict[str, Subject] = {}
+    twin: Subject | None = None
     for deployment in chosen:
         graph = package.check(deployment)
         found.traces.append(traced(graph))
-        model = deployment.model.id
-        folder = folders[model]
-        assert folder is not None
-        if model not in goldens:
-            goldens[model] = open_golden(folder), open_checkpoint(folder)
-        golden, checkpoint = goldens[model]
+        golden, checkpoint = originals[deployment.model.id]
         stated = folders.get(deployment.name)
         if stated is not None:
             plan = plan_import(checkpoint, [package], deployment=deployment.name)
@@ -84,12 +93,12 @@ def _compare_shipped(package: Package, chosen: Sequence[Deployment], folders: Ma
             if options.backend is None:
                 continue
         plan = plan_import(checkpoint, [package], deployment=deployment.name)
-        subject = subject_of(plan, graph, golden, options, twins.get(model))
+        subject = subject_of(plan, graph, golden, options, twin)
         found.comparisons += _on_backend(package, subject, options)
         if inexact(plan):
             found.apart += [deployment.name] if deployment.name not in found.apart else []
             continue
-        twins.setdefault(model, subject)
+        twin = twin or subject
         found.comparisons += [subject.compared(mode) for mode in options.modes]
     found.notes = list(package.notes)
     return found
