@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from poem.formats.declared import Format, Pair, ReadStatement, Recognition, Source
     from poem.formats.judge import Judge
 
-# What runs a phase: `m` and the formats stay in the module from one driver to the next.
+# What runs a phase: `m` and the formats stay in the module from one driver to the next. A function that is called thousands of times, or
+# whose own calls are, is called here and not by the prelude: each of those calls asks for its stack, which costs by the frame.
 _DRIVERS = {
-    "layout": 'load("@poem", "lay_out")\nload("@package", "layout")\nm = lay_out(layout)\n',
+    "layout": 'load("@poem", "deployed", "named")\nload("@package", "layout")\nm = named(layout(*deployed()))\n',
     "caches": 'load("@poem", "declare_caches")\nload("@package", "caches")\ndeclare_caches(caches, m)\n',
-    "forward": 'load("@poem", "run_forward")\nload("@package", "forward")\nrun_forward(forward, m)\n',
+    "forward": 'load("@poem", "tracing", "traced")\nload("@package", "forward")\ninputs = tracing()\ntraced(inputs, forward(m, inputs))\n',
     "formats": (
         'load("@poem", "declare_formats", "read_format", "recognize")\nload("@package", "formats")\n'
         "declared = declare_formats(formats, m)\n"
