@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="poem")  # else the whole help is laid out
     module = None
     for command, summary in SUBCOMMANDS.items():
+        if name in SUBCOMMANDS and command != name:  # one that is not asked for would only take time
+            continue
         subparser = commands.add_parser(command, help=summary, description=summary)
         if command == name:  # only the module that runs is imported: start-up time is part of the product
             module = importlib.import_module(f"poem.cli.{command}_")
