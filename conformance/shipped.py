@@ -16,7 +16,7 @@ from conformance.perturbed import pool
 from conformance.planned import inexact, subject_of
 from conformance.report import Comparison, Report, Trace
 from conformance.shared import shared
-from conformance.traces import traced
+from conformance.traces import noted, told, traced
 from poem.checkpoint import Checkpoint, open_checkpoint
 from poem.dataclass import dataclass
 from poem.dtypes import FLOATS
@@ -36,13 +36,14 @@ def compare_models(
         folder = folders[model]
         assert folder is not None
         originals[model] = open_golden(folder), open_checkpoint(folder)
-    works = [partial(_compare, package, together, folders, originals, options) for together in _together(chosen, folders)]
+    works = [
+        partial(noted, package, partial(_compare, package, together, folders, originals, options))
+        for together in _together(chosen, folders)
+    ]  # fmt: skip
     processes = 0 if options.backend is not None else (os.cpu_count() or 1) - 1  # a device stays in one process
-    outcomes = shared(works, processes)()
+    outcomes = told(package, shared(works, processes)())
     order = {deployment.name: place for place, deployment in enumerate(chosen)}
     report.comparisons += sorted((item for found in outcomes for item in found.comparisons), key=lambda item: order[item.deployment])
-    for note in (note for found in outcomes for note in found.notes):
-        package.note(note)
     apart = sorted((name for found in outcomes for name in found.apart), key=order.__getitem__)
     if apart:
         what = "traced only" if options.backend is None else f"compared on {options.backend} only"
@@ -62,12 +63,11 @@ def _together(chosen: Sequence[Deployment], folders: Mapping[str, Path | None]) 
 
 @dataclass(slots=True)
 class _Compared:
-    """What comparing some deployments found. apart: those whose weights an import changes. notes: of the package."""
+    """What comparing some deployments found. apart: those whose weights an import changes."""
 
     traces: list[Trace]
     comparisons: list[Comparison]
     apart: list[str]
-    notes: list[str]
 
 
 def _compare(
@@ -75,7 +75,7 @@ def _compare(
     originals: Mapping[str, tuple[Golden, Checkpoint]], options: Options,
 ) -> _Compared:  # fmt: skip
     """Compare deployments of one model. originals: its golden and its weights, by model."""
-    found = _Compared([], [], [], [])
+    found = _Compared([], [], [])
     twin: Subject | None = None
     for deployment in chosen:
         graph = package.check(deployment)
@@ -100,7 +100,6 @@ def _compare(
             continue
         twin = twin or subject
         found.comparisons += [subject.compared(mode) for mode in options.modes]
-    found.notes = list(package.notes)
     return found
 
 

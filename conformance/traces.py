@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from conformance.report import Trace
 from conformance.shared import shared
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from poem.language.declarations import Deployment
     from poem.package import Package
 
+T = TypeVar("T")
 WORTH_A_PROCESS = 4  # deployments; a process costs about as much as tracing one
 
 
@@ -28,16 +29,25 @@ def start_tracing(package: "Package", deployments: "Sequence[Deployment]") -> Ca
     import poem.language.builtins.formats  # noqa: F401
 
     processes = min((os.cpu_count() or 1) // 2, len(deployments) // WORTH_A_PROCESS)  # others compare meanwhile
-    outcome = shared([partial(_noted, package, deployment) for deployment in deployments], processes)
-
-    def traces() -> list[Trace]:
-        found = outcome()
-        for note in (note for _, notes in found for note in notes):
-            package.note(note)
-        return [trace for trace, _ in found]
-
-    return traces
+    outcome = shared([partial(noted, package, partial(_trace, package, deployment)) for deployment in deployments], processes)
+    return lambda: told(package, outcome())
 
 
-def _noted(package: "Package", deployment: "Deployment") -> tuple[Trace, list[str]]:
-    return traced(package.check(deployment)), package.notes
+def _trace(package: "Package", deployment: "Deployment") -> Trace:
+    return traced(package.check(deployment))
+
+
+def noted(package: "Package", work: Callable[[], T]) -> tuple[T, list[str]]:
+    """What a work gives, with the notes that it would leave with the package: some of them are left in other processes."""
+    notes, package.notes = package.notes, []
+    try:
+        return work(), package.notes
+    finally:
+        package.notes = notes
+
+
+def told(package: "Package", found: Sequence[tuple[T, list[str]]]) -> list[T]:
+    """What works gave, whose notes the package now keeps, in the order of the works whoever did them."""
+    for note in (note for _, notes in found for note in notes):
+        package.note(note)
+    return [result for result, _ in found]

@@ -97,6 +97,33 @@ def test_what_cannot_run_exits_with_2_and_a_code_and_no_traceback(words: list[st
     assert "Traceback" not in err + out
 
 
+def test_the_report_does_not_tell_how_many_processes_made_it(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every deployment has a note, and the minis differ: all of it comes in the same order, whoever found it."""
+    file = Path(planted)
+    line = "    y = inputs.fold_layers(m.layers, y, block)\n"
+    assert line in file.read_text()
+    file.write_text(file.read_text().replace(line, "    ops.elemwise.rmsnorm(y, m.final_norm, m.eps)\n" + line))
+
+    def told(cores: int) -> dict[str, Any]:
+        monkeypatch.setattr("os.cpu_count", lambda: cores)
+        code, out, _ = run(planted, "--mode", "exact", "--json")
+        assert code == 1
+        data = json.loads(out)
+        return {
+            "notes": data["notes"], "traces": [trace["deployment"] for trace in data["traces"]],
+            "comparisons": [(item["deployment"], item["mode"], item["verdict"], item["worst"]) for item in data["comparisons"]],
+        }  # fmt: skip
+
+    alone = told(1)
+    deployments = list(load_package(planted).deployments)
+    assert alone["traces"] == deployments
+    assert [
+        name for name in deployments if any(note.startswith(f"{name}: results that nobody reads") for note in alone["notes"])
+    ] == deployments
+    for cores in (2, 5):
+        assert told(cores) == alone, f"{cores} cores"
+
+
 def test_a_wrong_option_exits_with_2() -> None:
     assert run(LLAMA, "--mode", "approximate")[0] == 2
     assert run()[0] == 2
