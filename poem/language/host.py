@@ -16,7 +16,10 @@ from poem.language.evaluation import CURRENT, Evaluation
 from poem.language.limits import LIMITS
 
 PRELUDE = "@poem"
-_PRELUDE_FILE = Path(__file__).with_name("prelude.star")
+_PRELUDE_FILES = [  # in this order: what a file names outside functions is there when it is read
+    Path(__file__).parent / "prelude" / f"{name}.star"
+    for name in ("crossing", "everywhere", "layout", "formats", "caches", "forward", "media")
+]
 _EXTENSIONS = starlark.LibraryExtension
 _OF_PACKAGES = [_EXTENSIONS.StructType, _EXTENSIONS.Map, _EXTENSIONS.Filter, _EXTENSIONS.Partial, _EXTENSIONS.CallStack]
 GLOBALS = starlark.Globals.extended_by(_OF_PACKAGES)
@@ -61,7 +64,7 @@ def prelude() -> starlark.FrozenModule:
     module = starlark.Module()
     for name, function in CALLABLES.items():
         module.add_callable(name, function)
-    text = _PRELUDE_FILE.read_text(encoding="utf-8")
+    text = "\n".join(file.read_text(encoding="utf-8") for file in _PRELUDE_FILES)
     globals = starlark.Globals.extended_by([*_OF_PACKAGES, _EXTENSIONS.Json])
     starlark.eval(module, starlark.parse(PRELUDE, text, _dialect(positional_only=True)), globals)
     return module.freeze()
