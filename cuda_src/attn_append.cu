@@ -68,7 +68,7 @@ template <class T> POEM_DEVICE void turn(T& first, T& second, float2 t) {
 // activation in between.
 // With gains (G is not void), each head of q and k is x / sqrt(mean of squares + eps) * (gain_offset + gain) first, rounded to T.
 // Dynamic shared memory: a pair of floats for each pair of channels, and a float for each head.
-template <class T, class C, class G, int VEC, bool NEIGHBOURS> __global__ void __launch_bounds__(256)
+template <class T, class C, class G, int VEC, bool NEIGHBOURS> __global__ void __launch_bounds__(256, 4)
     rope_append(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const G* __restrict__ q_gain,
                 const G* __restrict__ k_gain, const int* __restrict__ positions, const int* __restrict__ columns,
                 const float* __restrict__ frequencies, const int2* __restrict__ packs, const int* __restrict__ lane_of_row,

@@ -19,7 +19,7 @@ template <class T> POEM_DEVICE void turn(T& first, T& second, float2 t) {
 // than `switch_at` cells take the second list of frequencies, unless lane_of_row is null. One block per row: angles are shared by all heads
 // of q and k. `sign` is -1 for the inverse turn; k may have no heads.
 // Dynamic shared memory: a pair of floats for each pair of channels.
-template <class T, class P, int VEC, bool NEIGHBOURS> __global__ void __launch_bounds__(256)
+template <class T, class P, int VEC, bool NEIGHBOURS> __global__ void __launch_bounds__(256, 4)
     rope(const T* __restrict__ q, const T* __restrict__ k, const P* __restrict__ positions, const int* __restrict__ columns,
          const float* __restrict__ frequencies, const int2* __restrict__ packs, const int* __restrict__ lane_of_row,
          const int* __restrict__ kv_len, T* __restrict__ q_out, T* __restrict__ k_out, int q_heads, int k_heads, int head_dim, int axes,

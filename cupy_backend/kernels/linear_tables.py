@@ -9,6 +9,7 @@ from poem.dtypes import Dtype
 BLOCKS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_120a": 188}  # multiprocessors
 SHARED = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90a": 227 << 10, "sm_100a": 227 << 10, "sm_120a": 99 << 10}  # bytes of a block
 STATIC_SHARED = 1 << 10  # what a kernel declares itself, rounded up
+RESERVED_SHARED = 1 << 10  # for each block on a multiprocessor, which has that much more than a block may have
 OUT_TYPES = {"bf16": "bf16", "f32": "float"}
 RUN = 128  # columns that share a scale of activations
 SLICE = 256  # slices are multiples of this many columns, as every tile is a divisor of it
@@ -139,6 +140,9 @@ def cut(rows: int, outputs: int, width: int, dtype: Dtype, arch: str, *, batch_i
     sliced = batch_invariant and splits > 1
     by_blocks = not sliced or rows <= FEW_ROWS
     stages = min(tile.stages, room // bytes_of(tile))
+    of_two = min(stages, ((SHARED[arch] + RESERVED_SHARED) // 2 - RESERVED_SHARED - STATIC_SHARED) // bytes_of(tile))
+    if tile.blocks > 1 and of_two >= FEWEST_STAGES:  # two shorter rings hold more than one, and have twice the warps
+        stages = of_two
     return Cut(tile, columns_of(tile), stages, bytes_of(tile), splits if by_blocks else 1, size, sliced and not by_blocks, grid)
 
 
