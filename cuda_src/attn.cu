@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(WARPS_M * WARPS_N * 32, 1)
   auto load_stage = [&](int tile) {
     constexpr int CHUNKS = K_CHUNKS > V_CHUNKS ? K_CHUNKS : V_CHUNKS, ELEMENTS = 16 / (int)sizeof(C);
     const uint32_t keys = base + tile % STAGES * STAGE, values = keys + K_BYTES;
-#pragma unroll (HELD ? 4 : 1)
+#pragma unroll (HELD || WARPS_M == 1 ? 4 : 1)
     for (int i = t; i < CELLS * CHUNKS; i += THREADS) {
       const int row = i / CHUNKS, chunk = i % CHUNKS, cell = base_cell + tile * CELLS + row;
       const bool seen = cell >= b.lowest && cell < b.stop;  // others are zeros, so that nothing in them spoils a sum

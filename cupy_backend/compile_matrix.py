@@ -99,7 +99,8 @@ def tested(arch: str, newest: bool) -> list[Launch]:
     """What the tests compile, by the newest NVRTC or another one: in all about six minutes of one core.
 
     The newest compiles for `TESTED_WHOLLY` all that shipped models need. For other architectures, and of what else there is, it compiles
-    each template once with each first argument: a format, a function or a dtype. Other compilers compile each template once.
+    each template once with each first argument, a format, a function or a dtype, and products with each tile. Other compilers compile each
+    template once.
     """
     if not newest:
         return one_of_each(everything(arch))
@@ -109,10 +110,13 @@ def tested(arch: str, newest: bool) -> list[Launch]:
 
 
 def one_of_each(launches: Iterable[Launch], *, arguments: int = 0) -> list[Launch]:
-    """Of each template, or of each with the same first `arguments` arguments, the launch that takes most shared memory."""
+    """Of each template, or of each with the same first `arguments` arguments, and the same tile if it is a product, the launch that takes
+    most shared memory."""
     found: dict[tuple[str, ...], Launch] = {}
     for launch in launches:
-        key = (launch.source, *_template(launch.kernel)[: 1 + arguments])
+        words = _template(launch.kernel)
+        tile = words[6:8] if arguments and words[0] == "product" else []  # its ring of tiles decides how many blocks fit
+        key = (launch.source, *words[: 1 + arguments], *tile)
         if key not in found or found[key].shared < launch.shared:
             found[key] = launch
     return list(found.values())

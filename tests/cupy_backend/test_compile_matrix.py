@@ -188,3 +188,10 @@ def test_a_template_is_told_from_its_arguments() -> None:
     launches = [Launch("a.cu", kernel, (1, 1, 1), (32, 1, 1), {}, shared=shared) for kernel, shared in kernels.items()]
     assert compile_matrix.one_of_each(launches) == [launches[1], launches[3]]
     assert compile_matrix.one_of_each(launches, arguments=1) == [launches[1], launches[2], launches[3]]
+
+
+def test_products_with_the_same_weights_are_told_apart_by_their_tiles() -> None:
+    kernels = [f"product<Plain, bf16, bf16, bf16, {act}, 64, {rows}, 64, 5, 2, 1, false>" for act in ("SILU", "GELU") for rows in (8, 16)]
+    launches = [Launch("linear.cu", kernel, (1, 1, 1), (64, 1, 1), {}, shared=10) for kernel in kernels]
+    assert compile_matrix.one_of_each(launches) == launches[:1]
+    assert compile_matrix.one_of_each(launches, arguments=1) == launches[:2]
