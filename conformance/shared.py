@@ -13,34 +13,39 @@ def shared(works: Sequence[Callable[[], T]], processes: int) -> Callable[[], lis
     """Start on works in forked processes, each taking the next one whenever it is done with one. The function returned joins in until
     none is left, and gives the results in order.
 
-    processes: beside this one; there are none where the platform cannot fork or has one core. What a process could not do is done here,
-    so that it raises what the work raises.
+    processes: beside this one; there are none where the platform cannot fork or has one core. What a process could not do is done here.
+    Of several faults that of the first work is raised.
     """
     reading, writing = os.pipe()
     os.write(writing, b"".join(number.to_bytes(_NUMBER, "little") for number in range(len(works))))
     os.close(writing)
 
-    def take(here: bool) -> dict[int, T]:
+    faults: dict[int, Exception] = {}  # that this process met itself; those of others are met again
+
+    def take() -> dict[int, T]:
         found: dict[int, T] = {}
-        while number := os.read(reading, _NUMBER):
+        while not faults and (number := os.read(reading, _NUMBER)):
             work = int.from_bytes(number, "little")
             try:
                 found[work] = works[work]()
-            except Exception:
-                if here:
-                    raise
-                break
+            except Exception as fault:
+                faults[work] = fault
         return found
 
     can_fork = hasattr(os, "fork") and (os.cpu_count() or 1) > 1
-    others = [_forked(lambda: take(False)) for _ in range(min(processes, len(works)) if can_fork else 0)]
+    others = [_forked(take) for _ in range(min(processes, len(works)) if can_fork else 0)]
 
     def outcome() -> list[T]:
-        found = take(True)
+        found = take()
         os.close(reading)
         for other in others:
             found |= other()
-        return [found[number] if number in found else work() for number, work in enumerate(works)]
+        for number, work in enumerate(works):
+            if number in faults:
+                raise faults[number]
+            if number not in found:
+                found[number] = work()
+        return [found[number] for number in range(len(works))]
 
     return outcome
 
