@@ -40,7 +40,7 @@ def compare_models(
         partial(noted, package, partial(_compare, package, together, folders, originals, options))
         for together in _together(chosen, folders)
     ]  # fmt: skip
-    processes = 0 if options.backend is not None else (os.cpu_count() or 1) - 1  # a device stays in one process
+    processes = 0 if options.backend is not None else min(os.cpu_count() or 1, len(works)) - 1  # a device stays in one process
     outcomes = told(package, shared(works, processes)())
     order = {deployment.name: place for place, deployment in enumerate(chosen)}
     report.comparisons += sorted((item for found in outcomes for item in found.comparisons), key=lambda item: order[item.deployment])

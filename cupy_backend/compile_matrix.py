@@ -23,6 +23,7 @@ from typing import NamedTuple
 from cupy_backend import budgets, cubin_cache, instantiations, nvrtc
 from cupy_backend.budgets import BUDGETS, Budget
 from cupy_backend.errors import KernelError
+from cupy_backend.kernels.linear_tables import RESERVED_SHARED
 from cupy_backend.launch import Launch
 from cupy_backend.nvrtc import Compiled, Nvrtc, Resources
 from cupy_backend.plan import ARCHS
@@ -30,7 +31,6 @@ from cupy_backend.plan import ARCHS
 INSTALL_DISASSEMBLER = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 WARP = 32
 REGISTER_UNIT = 256  # registers are given to a warp in pieces of this size
-RESERVED_SHARED = 1 << 10  # of a block's shared memory, taken by the system
 # What ptxas says when it gives up on running wgmma asynchronously or on a warpgroup's register budget.
 COMPLAINTS = ("Potential Performance Loss", "setmaxnreg ignored")
 PROGRAM = 16  # instantiations that are compiled together: what they have in common is read once, and processes share the work evenly

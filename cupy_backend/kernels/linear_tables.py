@@ -9,7 +9,7 @@ from poem.dtypes import Dtype
 BLOCKS = {"sm_80": 108, "sm_89": 142, "sm_90a": 132, "sm_100a": 148, "sm_120a": 188}  # multiprocessors
 SHARED = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90a": 227 << 10, "sm_100a": 227 << 10, "sm_120a": 99 << 10}  # bytes of a block
 STATIC_SHARED = 1 << 10  # what a kernel declares itself, rounded up
-RESERVED_SHARED = 1 << 10  # for each block on a multiprocessor, which has that much more than a block may have
+RESERVED_SHARED = 1 << 10  # taken by the system for each block on a multiprocessor, which has that much more than a block may have
 OUT_TYPES = {"bf16": "bf16", "f32": "float"}
 RUN = 128  # columns that share a scale of activations
 SLICE = 256  # slices are multiples of this many columns, as every tile is a divisor of it

@@ -44,11 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"poem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="poem")  # else the whole help is laid out
     module = None
-    for command, summary in SUBCOMMANDS.items():
-        if name in SUBCOMMANDS and command != name:  # one that is not asked for would only take time
-            continue
-        subparser = commands.add_parser(command, help=summary, description=summary)
-        if command == name:  # only the module that runs is imported: start-up time is part of the product
+    # Start-up time is part of the product: where a command comes first, the others are not made, and only its module is imported.
+    for command in argv[:1] if argv[:1] == [name] and name in SUBCOMMANDS else SUBCOMMANDS:
+        subparser = commands.add_parser(command, help=SUBCOMMANDS[command], description=SUBCOMMANDS[command])
+        if command == name:
             module = importlib.import_module(f"poem.cli.{command}_")
             module.add_arguments(subparser)
     arguments = parser.parse_args(argv)

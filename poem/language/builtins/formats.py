@@ -1,5 +1,6 @@
 """Builtins of the formats phase: formats, queries of an open checkpoint, stated values, `reads`. Expressions are in `expressions`."""
 
+import json
 import math
 from dataclasses import replace
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from poem.formats.declared import (
 )
 from poem.language.binding import Unfit
 from poem.language.builtins.expressions import Made, OfExpression, made
-from poem.language.builtins.record import asked, builtin, handle
+from poem.language.builtins.record import asked, builtin
 from poem.language.evaluation import Call, Evaluation, Foreign
 from poem.language.frames import user_frames
 from poem.language.values import (
@@ -174,15 +175,15 @@ def _plain_value(call: Call, key: str, found: Any) -> Any:
 
 
 @builtin("formats")
-def config(call: Call, path: Text, want: Stated, or_deeper: Flag = False) -> dict[str, Any]:
-    """What config.json must say where it says something."""
-    return handle(State("config", path, want, or_deeper, call.where), "stated value")
+def config(call: Call, path: Text, want: Stated, or_deeper: Flag = False) -> str:
+    """What config.json must say where it says something, as JSON: the prelude makes a stated value of it."""
+    return json.dumps([path, want, or_deeper])
 
 
 @builtin("formats")
-def attribute(call: Call, key: Text, want: Stated, or_deeper: Flag = False) -> dict[str, Any]:
-    """What the container's metadata must say where it says something."""
-    return handle(State("attribute", key, want, or_deeper, call.where), "stated value")
+def attribute(call: Call, key: Text, want: Stated, or_deeper: Flag = False) -> str:
+    """What the container's metadata must say where it says something, likewise."""
+    return json.dumps([key, want, or_deeper])
 
 
 # -- pairs and reads ---------------------------------------------------------------------------------------------------

@@ -344,16 +344,19 @@ def test_a_format_without_recognizes_says_that_by_none() -> None:
 def test_states_keep_kind_key_and_value() -> None:
     (form,) = declared(
         '    return [format("f", read = [], states = [config("a.b", 1.5), attribute("k", "x"), '
-        'config("n", 3, or_deeper = True), config("flag", False)])]'
+        'config("n", 3, or_deeper = True), config("flag", False), '
+        'config(path = "p", want = 100000000000000000000), attribute("d", 2, True)])]'
     )
     assert [without_where(state)[1:] for state in form.states] == [
         ("config", "a.b", 1.5, False),
         ("attribute", "k", "x", False),
         ("config", "n", 3, True),
         ("config", "flag", False, False),
+        ("config", "p", 100000000000000000000, False),
+        ("attribute", "d", 2, True),
     ]
     lines = TOY[: TOY.index("def formats")].count("\n") + 2
-    assert [state.where[-1].line for state in form.states] == [lines] * 4
+    assert [state.where[-1].line for state in form.states] == [lines] * 6
 
 
 def test_formats_can_be_asked_against_a_checkpoint_after_a_check_without_one() -> None:
