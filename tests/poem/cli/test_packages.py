@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import poem
-from poem.cli.main import main
+from poem.cli.main import SUBCOMMANDS, main
 from poem.cli.new_ import starter
 from poem.cli.watch import watched
 from poem.home import shipped_models
@@ -107,6 +107,14 @@ def test_models_says_when_a_file_overrides_a_shipped_one(
     (tmp_path / "models" / "llama_3.poem").write_bytes((shipped_models() / "llama_3.poem").read_bytes())
     assert main(["models"]) == 0
     assert f"llama_3  {tmp_path}/models/llama_3.poem\n" in capsys.readouterr().out, "a plain copy overrides nothing"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--help", "check"], ["chekc"]])
+def test_every_command_is_listed_whatever_else_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    out, err = capsys.readouterr()
+    assert [command for command in SUBCOMMANDS if command not in out + err] == []
 
 
 def test_the_command_runs_as_a_module() -> None:
